@@ -1,0 +1,48 @@
+# Every target first makes the environment; a second call finds it ready.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DISTRIBUTIONS := core plugins/qwen2_vl
+STAMP  := $(VENV)/.installed
+# GNU OpenMP spins between small operations and slows shared machines many times over.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup demo test test-slow check format bench wheels clean
+
+setup: $(STAMP)
+
+$(STAMP): Makefile requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements-dev.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $(DISTRIBUTIONS:%=-e %)
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/mm-plugin demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest benchmarks -c benchmarks/pytest.ini
+
+wheels: $(STAMP)
+	$(BIN)/python tests/check_wheels.py
+
+clean:
+	rm -rf $(VENV) dist out

@@ -1,0 +1,260 @@
+"""Byte-accounted, single-flight, thread-safe stores. Knows no model and no modality; values are opaque, their sizes are told."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from mm_plugin.structs import Encoded
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    """What a store and the cache in front of it did so far. All are counts but `bytes`.
+
+    A store counts evictions, rejections, entries and bytes; hits, misses, joins and mismatches are the cache's.
+
+    Attributes:
+        hits: answers that were there.
+        misses: answers that had to be computed.
+        joins: callers that waited for another's computation.
+        evictions: entries that went to make room.
+        rejected: entries larger than the whole store.
+        mismatches: entries that did not fit what was asked for, and were dropped.
+        entries: entries there are now.
+        bytes: bytes they take now.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    joins: int = 0
+    evictions: int = 0
+    rejected: int = 0
+    mismatches: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class Store(ABC):
+    """Where a cache keeps its entries. Abstract: plugins offer others in the group `mm_plugin.stores`.
+
+    All methods may be called from any thread.
+    """
+
+    @abstractmethod
+    def get(self, key: Hashable) -> Any | None:
+        """The value, now the most recently used; None where there is none."""
+
+    @abstractmethod
+    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
+        """Keep a value, in place of an older one of this key; others may go. False where it cannot be kept."""
+
+    @abstractmethod
+    def delete(self, key: Hashable) -> None:
+        """Drop an entry, if it is there."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop all entries."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """A copy of what happened so far."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; the store is not used again."""
+
+
+class MemoryStore(Store):
+    """Least recently used entries go first; in this process's memory. Final.
+
+    Args:
+        capacity_bytes: most bytes that all entries may take together; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._stats = Stats()
+
+    def get(self, key: Hashable) -> Any | None:
+        """See `Store.get`."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
+        """See `Store.put`."""
+        with self._lock:
+            self._drop(key)
+            if num_bytes > self.capacity_bytes:
+                self._stats.rejected += 1
+                return False
+            while self._stats.bytes + num_bytes > self.capacity_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._stats.bytes -= freed
+                self._stats.evictions += 1
+            self._entries[key] = (value, num_bytes)
+            self._stats.bytes += num_bytes
+            return True
+
+    def delete(self, key: Hashable) -> None:
+        """See `Store.delete`."""
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._stats.bytes -= entry[1]
+
+    def clear(self) -> None:
+        """See `Store.clear`."""
+        with self._lock:
+            self._entries.clear()
+            self._stats.bytes = 0
+
+    def stats(self) -> Stats:
+        """See `Store.stats`."""
+        with self._lock:
+            return msgspec.structs.replace(self._stats, entries=len(self._entries))
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self.clear()
+
+
+class ComputeCache:
+    """A store whose missing entries are computed, each once however many ask at the same time. Final.
+
+    A failure is told to all who waited for it, and is not kept.
+
+    Args:
+        store: where the values go.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._lock = threading.Lock()
+        self._flights: dict[Hashable, Future[Any]] = {}
+        self._hits = self._misses = self._joins = 0
+
+    def get(self, key: Hashable) -> Any | None:
+        """The value if it is there; counted only if it is, since a caller that goes on to compute it is counted then."""
+        value = self.store.get(key)
+        if value is not None:
+            with self._lock:
+                self._hits += 1
+        return value
+
+    def get_or_compute(
+        self, key: Hashable, compute: Callable[[], Any], num_bytes: Callable[[Any], int]
+    ) -> tuple[Any, bool]:
+        """The value of a key, and whether this caller did not have to compute it.
+
+        Whatever `compute` raises comes through, here and to every caller that waited.
+
+        Args:
+            key: names the value.
+            compute: makes it; runs in the calling thread.
+            num_bytes: its size, bytes.
+        """
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None:
+                value = self.store.get(key)
+                if value is not None:
+                    self._hits += 1
+                    return value, True
+                self._misses += 1
+                own: Future[Any] = Future()
+                self._flights[key] = own
+            else:
+                self._joins += 1
+        if flight is not None:
+            return flight.result(), True
+        try:
+            value = compute()
+            self.store.put(key, value, num_bytes(value))
+        except BaseException as error:
+            self._land(key)
+            own.set_exception(error)
+            raise
+        self._land(key)
+        own.set_result(value)
+        return value, False
+
+    def _land(self, key: Hashable) -> None:
+        with self._lock:
+            del self._flights[key]
+
+    def stats(self) -> Stats:
+        """What the store and its callers did so far."""
+        with self._lock:
+            return msgspec.structs.replace(self.store.stats(), hits=self._hits, misses=self._misses, joins=self._joins)
+
+
+class EmbeddingCache:
+    """Encoder rows by (identity, tokens, encoder version, dtype). Every hit is checked before it is used. Final.
+
+    Args:
+        capacity_bytes: most bytes that all rows may take together.
+        store: where they go; a `MemoryStore` of that capacity where None.
+    """
+
+    def __init__(self, capacity_bytes: int, *, store: Store | None = None) -> None:
+        self.store = MemoryStore(capacity_bytes) if store is None else store
+        self._lock = threading.Lock()
+        self._hits = self._misses = self._mismatches = 0
+
+    def get(self, key: Hashable, *, num_tokens: int, hidden: int, dtype: Any, device: Any) -> Encoded | None:
+        """Rows that fit, or None. Rows that do not fit what is asked for are dropped, counted, and a miss.
+
+        Args:
+            key: names the rows.
+            num_tokens: rows that there must be.
+            hidden: width that they must have.
+            dtype: torch dtype that they must have.
+            device: torch device on which they must lie.
+        """
+        found = self.store.get(key)
+        fits = isinstance(found, Encoded) and (
+            (tuple(found.rows.shape), found.rows.dtype, found.rows.device) == ((num_tokens, hidden), dtype, device)
+        )
+        with self._lock:
+            self._hits += fits
+            self._misses += not fits
+            self._mismatches += found is not None and not fits
+        if fits and isinstance(found, Encoded):
+            return found
+        if found is not None:
+            self.store.delete(key)
+        return None
+
+    def put(self, key: Hashable, encoded: Encoded) -> bool:
+        """Keep rows; False where they are larger than the whole cache."""
+        size = encoded.rows.untyped_storage().nbytes()
+        if encoded.deepstack is not None:
+            size += encoded.deepstack.untyped_storage().nbytes()
+        return self.store.put(key, encoded, size)
+
+    def invalidate(self) -> None:
+        """Drop all rows: the weights changed."""
+        self.store.clear()
+
+    def stats(self) -> Stats:
+        """What the store and its callers did so far."""
+        with self._lock:
+            return msgspec.structs.replace(
+                self.store.stats(), hits=self._hits, misses=self._misses, mismatches=self._mismatches
+            )

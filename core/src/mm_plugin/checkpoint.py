@@ -1,0 +1,205 @@
+"""A folder or hub id -> config as plain JSON, preprocessor settings, tokenizer, chosen tensors. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_plugin.errors import UsageError
+from mm_plugin.identity import digest, frame
+from mm_plugin.structs import Modality
+
+# What a processor needs from a hub; the weights are fetched when tensors are asked for.
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+_PARTS = {Modality.IMAGE: "image_processor", Modality.VIDEO: "video_processor", Modality.AUDIO: "feature_extractor"}
+_FILES = {
+    Modality.IMAGE: ("preprocessor_config.json",),
+    Modality.VIDEO: ("video_preprocessor_config.json", "preprocessor_config.json"),
+    Modality.AUDIO: ("preprocessor_config.json",),
+}
+
+
+class Checkpoint:
+    """One model's files. Final; made by `Checkpoint.open`.
+
+    Attributes:
+        folder: where they lie.
+        config: config.json as plain JSON.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], source: str) -> None:
+        self.folder, self.config, self._source = folder, config, source
+        self._tokenizer: Any = None
+
+    @classmethod
+    def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
+        """Open a folder, or fetch a hub id's small files.
+
+        Raises:
+            UsageError: there is no such folder or hub id, or its config.json cannot be read.
+        """
+        name = os.fspath(source)
+        folder = Path(name) if Path(name).is_dir() else _fetch(name, _SMALL_FILES)
+        return cls(folder, _read_json(folder / "config.json"), name)
+
+    def preprocessor(self, modality: Modality = Modality.IMAGE) -> dict[str, Any]:
+        """The settings with which the checkpoint's authors prepared a modality.
+
+        They come from the modality's own file, or from its part of processor_config.json. `size.shortest_edge` and
+        `size.longest_edge` are given as `min_pixels` and `max_pixels`, which they are another spelling of.
+
+        Raises:
+            UsageError: neither file is there, or one cannot be read.
+        """
+        settings: dict[str, Any] | None = None
+        for name in _FILES[modality]:
+            if settings is None and (self.folder / name).is_file():
+                settings = _read_json(self.folder / name)
+        combined = self.folder / "processor_config.json"
+        if settings is None and combined.is_file():
+            part = _read_json(combined).get(_PARTS[modality])
+            if part is None and modality is Modality.VIDEO:
+                part = _read_json(combined).get(_PARTS[Modality.IMAGE])
+            settings = part if isinstance(part, dict) else None
+        if settings is None:
+            raise UsageError(
+                f"{self.folder} holds no settings for {modality.argument}: neither {' nor '.join(_FILES[modality])} "
+                f"nor {_PARTS[modality]!r} in processor_config.json",
+                argument="checkpoint",
+            )
+        return _with_pixel_limits(settings)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that transformers opens from the folder; code in the folder is never run.
+
+        Raises:
+            UsageError: the folder holds none that can be opened.
+        """
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(str(self.folder), trust_remote_code=False)
+            except Exception as error:
+                raise UsageError(
+                    f"the tokenizer in {self.folder} cannot be opened: {type(error).__name__}: {error}",
+                    argument="checkpoint",
+                ) from error
+        return self._tokenizer
+
+    def fingerprint(self) -> str:
+        """Tells one set of weights from another without reading them: config, and name, size and time of each file."""
+        files = [
+            [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+            for file in sorted(self.folder.glob("*.safetensors"))
+        ]
+        return digest(frame([json.dumps(self.config, sort_keys=True), files])).hex()[:32]
+
+    def tensor_names(self) -> dict[str, Path]:
+        """Every tensor in the checkpoint, and the file that holds it.
+
+        Raises:
+            UsageError: there are no safetensors files, or their index cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        folder = self._weights_folder()
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            table = _read_json(index).get("weight_map")
+            if not isinstance(table, dict):
+                raise UsageError(f"{index} has no weight_map", argument="checkpoint")
+            return {name: folder / file for name, file in table.items()}
+        names: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    names.update(dict.fromkeys(opened.keys(), file))
+            except (SafetensorError, OSError) as error:
+                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
+        if not names:
+            raise UsageError(
+                f"{folder} holds no .safetensors files; other formats run code when they are read, and are not opened",
+                argument="checkpoint",
+            )
+        return names
+
+    def tensors(self, prefixes: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
+        """Chosen tensors, without their prefix; no other tensor's bytes are read.
+
+        Where a name begins with several prefixes, the first of them counts.
+
+        Args:
+            prefixes: such as `("visual.", "model.visual.")`.
+            device: torch device on which they shall lie.
+            dtype: torch dtype of floating-point tensors; None keeps their own.
+
+        Raises:
+            UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        prefixes = tuple(prefixes)
+        by_file: dict[Path, list[tuple[str, str]]] = {}
+        for name, file in self.tensor_names().items():
+            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+            if prefix is not None:
+                by_file.setdefault(file, []).append((name, name.removeprefix(prefix)))
+        found: dict[str, Any] = {}
+        for file, names in by_file.items():
+            try:
+                with safe_open(file, framework="pt", device=str(device)) as opened:
+                    for name, short in names:
+                        if short in found:
+                            raise UsageError(f"tensor {short!r} stands twice under {prefixes}", argument="checkpoint")
+                        tensor = opened.get_tensor(name)
+                        found[short] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+            except (SafetensorError, OSError) as error:
+                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
+        if not found:
+            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
+        return found
+
+    def _weights_folder(self) -> Path:
+        if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():
+            return self.folder
+        return _fetch(self._source, (*_SMALL_FILES, "*.safetensors"))
+
+
+def _with_pixel_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(settings)
+    size = out.get("size")
+    if isinstance(size, Mapping):
+        for edge, limit in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+            if size.get(edge) is not None and out.get(limit) is None:
+                out[limit] = size[edge]
+    return out
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing", argument="checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", argument="checkpoint") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} holds a {type(value).__name__}, not an object", argument="checkpoint")
+    return value
+
+
+def _fetch(name: str, patterns: tuple[str, ...]) -> Path:
+    """A hub id's files, from the local hub cache where they are there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except Exception as error:
+        raise UsageError(
+            f"{name!r} is no folder, and could not be fetched as a hub id: {type(error).__name__}: {error}",
+            argument="checkpoint",
+        ) from error

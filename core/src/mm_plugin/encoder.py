@@ -1,0 +1,176 @@
+"""`Encoder` and its mixins: what an author subclasses to turn items into rows. Knows no chunk, no cache and no text embedding."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from mm_plugin.errors import EncoderError, UsageError
+from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
+
+if TYPE_CHECKING:
+    import torch
+
+    from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.events import Observers
+
+
+class Encoder(ABC):
+    """Turns items into rows on one device. Abstract; combine it with the mixins for what the model takes.
+
+    Attributes:
+        version: changes when equal items would get other rows, as after reloaded weights; part of every cache key. The
+            registry sets it from the checkpoint; whoever changes the weights changes it.
+        collective: whether a call is entered by several ranks together, which must then agree on what failed.
+    """
+
+    version: str = ""
+    collective: ClassVar[bool] = False
+    _blame: Mapping[str, str | None] = {}
+    _observers: Observers | None = None
+
+    @classmethod
+    @abstractmethod
+    def load(cls, checkpoint: Checkpoint, device: Any, dtype: Any) -> Encoder:
+        """Build it from the checkpoint's tensors, in inference mode.
+
+        Args:
+            checkpoint: an open checkpoint.
+            device: torch device for the weights.
+            dtype: torch dtype, or None for the checkpoint's own.
+        """
+
+    @final
+    def bind(self, *, version: str, blame: Mapping[str, str | None], observers: Observers | None = None) -> None:
+        """Say which weights it holds and whose encoder it is; the registry does."""
+        self.version, self._blame, self._observers = version, blame, observers
+
+    @property
+    @final
+    def blame(self) -> Mapping[str, str | None]:
+        """plugin, distribution and version, for errors."""
+        return self._blame
+
+    @property
+    @final
+    def observers(self) -> Observers | None:
+        """Those who hear events, or None."""
+        return self._observers
+
+    @final
+    def encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
+        """Rows for each item, by the mixin of its modality. The result is not checked; `checked_rows` does that.
+
+        Raises:
+            EncoderError: the encoder has no mixin for this modality.
+        """
+        for mixin, kind, method in _MIXINS:
+            if kind is modality and isinstance(self, mixin):
+                return getattr(self, method)(items)  # type: ignore[no-any-return]
+        raise EncoderError(f"{type(self).__name__} does not encode {modality.argument}", **self._blame)
+
+
+class EncodesImages(ABC):
+    """For encoders that take images."""
+
+    @abstractmethod
+    def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
+        """Rows of images.
+
+        Shape:
+            returns a list aligned with `items`; each [num_tokens, hidden], floating point, on the encoder's device.
+        """
+
+
+class EncodesVideos(ABC):
+    """For encoders that take videos."""
+
+    @abstractmethod
+    def get_video_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
+        """Rows of videos; shaped as in `EncodesImages`."""
+
+
+class EncodesAudio(ABC):
+    """For encoders that take audio."""
+
+    @abstractmethod
+    def get_audio_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
+        """Rows of audio; shaped as in `EncodesImages`."""
+
+
+_MIXINS: tuple[tuple[type, Modality, str], ...] = (
+    (EncodesImages, Modality.IMAGE, "get_image_feature"),
+    (EncodesVideos, Modality.VIDEO, "get_video_feature"),
+    (EncodesAudio, Modality.AUDIO, "get_audio_feature"),
+)
+
+
+def checked_rows(
+    result: Any, items: Sequence[MultimodalDataItem], *, hidden: int, dtype: Any, device: Any, blame: Mapping[str, Any]
+) -> list[Encoded]:
+    """What an encoder returned, as rows that are ready to be written and kept.
+
+    Each result owns its storage, so keeping one never keeps a larger buffer.
+
+    Args:
+        result: what `get_image_feature` or its like returned.
+        items: the items that it was called with.
+        hidden: width that the rows must have.
+        dtype: torch dtype to which rows are brought.
+        device: torch device to which rows are brought.
+        blame: whose encoder it was.
+
+    Raises:
+        EncoderError: another count of results, rows or columns, or rows that are not floating point.
+    """
+    import torch
+
+    if isinstance(result, torch.Tensor) or not isinstance(result, Sequence):
+        raise EncoderError(
+            f"the encoder returned a {type(result).__name__}; it must return a list with an entry per item", **blame
+        )
+    if len(result) != len(items):
+        raise EncoderError(f"the encoder returned {len(result)} results for {len(items)} items", **blame)
+    checked: list[Encoded] = []
+    for index, (entry, item) in enumerate(zip(result, items, strict=True)):
+        encoded = entry if isinstance(entry, Encoded) else Encoded(entry)
+        rows, expected = encoded.rows, (item.num_tokens, hidden)
+        if not isinstance(rows, torch.Tensor) or not rows.is_floating_point() or tuple(rows.shape) != expected:
+            found = f"{list(rows.shape)} {rows.dtype}" if isinstance(rows, torch.Tensor) else type(rows).__name__
+            raise EncoderError(
+                f"{item.modality.name.lower()} {index} of {len(items)}: the encoder returned {found}, "
+                f"its span takes [{expected[0]}, {expected[1]}] floating point",
+                **blame,
+            )
+        deepstack = encoded.deepstack
+        if deepstack is not None:
+            if not isinstance(deepstack, torch.Tensor) or tuple(deepstack.shape[1:]) != expected:
+                raise EncoderError(f"item {index}: deepstack rows must be [n_layers, {expected[0]}, {hidden}]", **blame)
+            deepstack = _own(deepstack, device, dtype)
+        checked.append(Encoded(_own(rows, device, dtype), deepstack, encoded.kept))
+    return checked
+
+
+def given_rows(item: MultimodalDataItem, *, hidden: int, dtype: Any, device: Any) -> Encoded:
+    """The rows that came with an item.
+
+    Raises:
+        UsageError: they do not fit its span.
+    """
+    import torch
+
+    rows = torch.as_tensor(item.precomputed_embeddings)
+    if not rows.is_floating_point() or tuple(rows.shape) != (item.num_tokens, hidden):
+        raise UsageError(
+            f"precomputed embeddings are {list(rows.shape)} {rows.dtype}, the span takes [{item.num_tokens}, {hidden}]",
+            argument="precomputed_embeddings",
+        )
+    return Encoded(rows.to(device=device, dtype=dtype))
+
+
+def _own(rows: torch.Tensor, device: Any, dtype: Any) -> torch.Tensor:
+    """The rows on a device, detached, in storage of their own."""
+    moved = rows.detach().to(device=device, dtype=dtype)
+    exact = moved.numel() * moved.element_size() == moved.untyped_storage().nbytes()
+    return moved if exact and moved.is_contiguous() else moved.contiguous().clone()

@@ -1,0 +1,79 @@
+"""What happened, as structs, and the observers that hear it. Knows nothing of causes; an observer cannot break a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+logger = logging.getLogger("mm_plugin")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The base of all events."""
+
+
+class ItemKeyed(Event, frozen=True, kw_only=True):
+    """A medium got its identity. `cached`: prepared before, so nothing was decoded. `elapsed_ms`: of its item stage."""
+
+    plugin: str
+    path: str
+    modality: str
+    identity: str
+    num_tokens: int
+    cached: bool
+    elapsed_ms: float
+
+
+class EncodeBatch(Event, frozen=True, kw_only=True):
+    """One encoder call over `num_items` items that take `num_tokens` rows. `elapsed_ms`: milliseconds, host side."""
+
+    modality: str
+    num_items: int
+    num_tokens: int
+    elapsed_ms: float
+
+
+class ItemFailed(Event, frozen=True, kw_only=True):
+    """An encoder failed on one item; the request at `request` fails, the others go on."""
+
+    request: int
+    item: int
+    code: str
+    error: str
+
+
+class Fallback(Event, frozen=True, kw_only=True):
+    """A second choice was taken: `what` was asked for, `used` was used, because of `why`."""
+
+    what: str
+    used: str
+    why: str
+
+
+Observer = Callable[[Event], None]
+
+
+class Observers:
+    """The observers of one registry. Final.
+
+    Args:
+        observers: callables that take one event. One that raises is dropped after one log line; the request goes on.
+    """
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers: tuple[Observer, ...] = tuple(observers)
+
+    def add(self, observer: Observer) -> None:
+        """Hear events from now on."""
+        self._observers = (*self._observers, observer)
+
+    def emit(self, event: Event) -> None:
+        """Tell every observer, in the order in which they were added."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                self._observers = tuple(other for other in self._observers if other is not observer)
+                logger.warning("observer %r failed on %s and is dropped", observer, type(event).__name__, exc_info=True)

@@ -1,0 +1,359 @@
+"""Untrusted bytes, paths, data URLs, arrays and PIL objects -> one normalised medium. Every limit on media ends here.
+
+All entry paths meet in one function, in one order: orientation, then transparency, then RGB. What leaves is always
+[height, width, 3] uint8.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import os
+import struct
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from mm_plugin.errors import LimitError, MediaError
+from mm_plugin.identity import digest, feature_digest, frame
+from mm_plugin.settings import Settings
+from mm_plugin.structs import Modality
+
+Color = tuple[int, int, int]
+WHITE: Color = (255, 255, 255)
+
+_ORIENTATION = 0x0112
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_TURNED = (5, 6, 7, 8)
+# What Pillow raises on hostile files, beside OSError: its parsers are many and none promises one class.
+_DECODE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    EOFError,
+    OverflowError,
+    AttributeError,
+    NotImplementedError,
+    RuntimeError,
+    ArithmeticError,
+    MemoryError,
+    struct.error,
+    Warning,  # a server may have turned warnings into errors
+    Image.DecompressionBombError,
+)
+# Chunks that may follow a PNG's pixels and still say how it is turned.
+_LATE_PNG_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+# Two items may be one lazily opened PIL object, which is not safe to load from two threads.
+_LOADING = threading.Lock()
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large a medium is, known without decoding it: pixels, after orientation."""
+
+    height: int
+    width: int
+
+
+class Medium(msgspec.Struct, frozen=True, eq=False):
+    """A decoded, normalised medium.
+
+    Attributes:
+        modality: what it is.
+        pixels: [height, width, 3] uint8 RGB, contiguous.
+    """
+
+    modality: Modality
+    pixels: np.ndarray
+
+
+class Source:
+    """One image as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_image`.
+
+    Attributes:
+        path: where it stands in the request, such as `images[2]`.
+    """
+
+    def __init__(self, path: str, settings: Settings, *, data: bytes | None = None, value: Any = None) -> None:
+        self.path, self._settings, self._data, self._value = path, settings, data, value
+        self._image: Image.Image | None = None
+
+    def digest(self) -> bytes:
+        """What tells this source from others: of the encoded bytes, or of the pixels where that is all there is.
+
+        Returns:
+            32 bytes.
+        """
+        if self._data is not None:
+            return digest(frame(["bytes", digest(self._data)]))
+        if isinstance(self._value, np.ndarray):
+            return digest(frame(["pixels", feature_digest(self._value)]))
+        with _decoding(self.path):
+            return _digest_pil(self._open())
+
+    def probe(self) -> Size:
+        """The size after orientation, from the header.
+
+        Raises:
+            MediaError: it is no image that can be opened.
+            LimitError: it has more pixels than `max_image_pixels`.
+        """
+        if isinstance(self._value, np.ndarray):
+            return Size(*self._value.shape[:2])
+        with _decoding(self.path):
+            image = self._open()
+            width, height = image.size
+            if _orientation(image) in _TURNED:
+                width, height = height, width
+        return Size(height, width)
+
+    def decode(self, *, background: Color = WHITE) -> Medium:
+        """Every pixel of it.
+
+        Args:
+            background: RGB levels behind transparent pixels.
+
+        Raises:
+            MediaError: the file is broken.
+            LimitError: it has more pixels than `max_image_pixels`.
+        """
+        if isinstance(self._value, np.ndarray):
+            return Medium(Modality.IMAGE, np.ascontiguousarray(self._value))
+        with _decoding(self.path):
+            return Medium(Modality.IMAGE, normalise_image(self._open(), background=background))
+
+    def _open(self) -> Image.Image:
+        if self._image is not None:
+            return self._image
+        if self._value is not None:
+            with _LOADING:
+                self._value.load()
+            self._image = self._value
+        else:
+            data = self._data or b""
+            image = Image.open(io.BytesIO(data))
+            # Before load(): the header alone may promise more pixels than the machine has memory.
+            _check_pixels(self.path, image.height, image.width, self._settings)
+            if image.format == "PNG" and max(map(data.rfind, _LATE_PNG_CHUNKS)) > data.find(b"IDAT"):
+                image.load()
+            self._image = image
+        return self._image
+
+
+def open_image(value: Any, *, path: str, settings: Settings) -> Source:
+    """Take an image in any form that is accepted, without decoding it.
+
+    Args:
+        value: encoded bytes, a path below `media_root`, a `data:` URL, a PIL image, or a numpy array [height, width, 3] uint8.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
+    Raises:
+        MediaError: the value is of no such kind, or cannot be read.
+        LimitError: it has more bytes or pixels than a limit allows.
+    """
+    if isinstance(value, Image.Image):
+        _check_pixels(path, value.height, value.width, settings)
+        return Source(path, settings, value=value)
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3 or 0 in value.shape:
+            raise MediaError(
+                f"{path}: an array must be [height, width, 3] uint8, got {list(value.shape)} {value.dtype}",
+                path=path,
+                reason="array",
+            )
+        _check_pixels(path, value.shape[0], value.shape[1], settings)
+        return Source(path, settings, value=value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = value if isinstance(value, bytes) else bytes(value)
+    elif isinstance(value, str) and value[:5].lower() == "data:":
+        data = _read_data_url(value, path, settings)
+    elif isinstance(value, str | os.PathLike):
+        data = _read_file(value, path, settings)
+    else:
+        raise MediaError(
+            f"{path}: expected bytes, a path, a data: URL, a PIL image or a numpy array, got {type(value).__name__}",
+            path=path,
+            reason="type",
+        )
+    _check_bytes(path, len(data), settings)
+    if not data:
+        raise MediaError(f"{path}: the file is empty", path=path, reason="empty")
+    return Source(path, settings, data=data)
+
+
+def normalise_image(image: Image.Image, *, background: Color = WHITE) -> np.ndarray:
+    """Orientation, then transparency, then RGB: the one order for every entry path.
+
+    16-bit gray is scaled to 8 bits, not clipped. An image is left as it was; nothing is written into it.
+
+    Args:
+        image: any PIL image.
+        background: RGB levels behind transparent pixels.
+
+    Shape:
+        returns [height, width, 3] uint8, contiguous, writable.
+    """
+    operation = _TRANSPOSE.get(_orientation(image))
+    if operation is not None:
+        image = image.transpose(operation)
+    if image.mode in ("F",) or image.mode.startswith("F;"):
+        raise MediaError("a picture of floating-point levels has no scale by which to show it", reason="mode")
+    if image.mode.startswith("I"):
+        return _gray16(image)
+    if image.has_transparency_data:
+        layers = Image.new("RGBA", image.size, (*background, 255))
+        layers.alpha_composite(image.convert("RGBA"))
+        image = layers
+    return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _gray16(image: Image.Image) -> np.ndarray:
+    levels = np.asarray(image)
+    if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
+        raise MediaError("a picture of 32-bit levels has no scale by which to show it", reason="mode")
+    # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
+    narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return np.repeat(narrow[:, :, None], 3, axis=2)
+
+
+def _to_array(image: Image.Image) -> np.ndarray:
+    """The pixels of an RGB image as a writable array.
+
+    Bands keep Pillow's own copy small: for large pictures a third faster than one `np.array` of the whole.
+    """
+    width, height = image.size
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    rows = max(1, (1 << 20) // max(1, width * 3))
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        out[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
+    return out
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 where there is none or its block is broken."""
+    try:
+        # The base class's method: a PNG's own would decode the pixels, for chunks that `_open` has looked for already.
+        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    except _DECODE_ERRORS:
+        return 1
+
+
+def _digest_pil(image: Image.Image) -> bytes:
+    """Of everything that decides a PIL object's pixels: mode, size, palette, transparency, orientation, data."""
+    palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
+    parts = [
+        "pil",
+        image.mode,
+        list(image.size),
+        bytes(palette) if palette is not None else None,
+        _plain(image.info.get("transparency")),
+        _orientation(image),
+        digest(image.tobytes()),
+    ]
+    return digest(frame(parts))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | bytes | tuple | None) else repr(value)
+
+
+@contextlib.contextmanager
+def _decoding(path: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into one error that names the medium, without a byte of it."""
+    try:
+        yield
+    except MediaError as error:
+        if error.path is not None:
+            raise
+        raise MediaError(f"{path}: {error.message}", path=path, reason=error.reason) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise MediaError(f"{path}: more pixels than Pillow opens on this machine", path=path, reason="bomb") from error
+    except UnidentifiedImageError as error:
+        raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
+    except _DECODE_ERRORS as error:
+        raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error
+
+
+def _check_bytes(path: str, size: int, settings: Settings) -> None:
+    if size > settings.max_media_bytes:
+        raise LimitError(
+            f"{path}: {size} bytes, at most {settings.max_media_bytes} are accepted",
+            path=path,
+            setting="max_media_bytes",
+            limit=settings.max_media_bytes,
+            value=size,
+        )
+
+
+def _check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
+    if height * width > settings.max_image_pixels:
+        raise LimitError(
+            f"{path}: {height} x {width} pixels (height x width), at most {settings.max_image_pixels} are accepted",
+            path=path,
+            setting="max_image_pixels",
+            limit=settings.max_image_pixels,
+            value=height * width,
+        )
+    if height < 1 or width < 1:
+        raise MediaError(f"{path}: a picture of {height} x {width} pixels has no area", path=path, reason="empty")
+
+
+def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> bytes:
+    """A regular file below the media root, links resolved, no more bytes than the limit."""
+    if not settings.media_root:
+        raise MediaError(
+            f"{path}: files are not read: no media_root is set (MM_PLUGIN_MEDIA_ROOT)", path=path, reason="path"
+        )
+    try:
+        root = Path(settings.media_root).resolve(strict=True)
+        file = (root / os.fspath(value)).resolve(strict=True)
+        if not file.is_relative_to(root) or not file.is_file():
+            raise MediaError(f"{path}: the path is no file below media_root", path=path, reason="path")
+        with file.open("rb") as opened:
+            # One byte more than the limit tells a file that is too large from one that just fits.
+            data = opened.read(settings.max_media_bytes + 1)
+    except (OSError, ValueError, TypeError) as error:
+        raise MediaError(
+            f"{path}: the file cannot be read ({type(error).__name__})", path=path, reason="path"
+        ) from error
+    return data
+
+
+def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
+    """RFC 2397: `data:[type][;parameter]*[;base64],data`; the last parameter says whether it is base64, in any case."""
+    head, comma, body = value.partition(",")
+    if not comma:
+        raise MediaError(
+            f"{path}: a data: URL has the form data:image/png;base64,... and this one has no comma",
+            path=path,
+            reason="url",
+        )
+    _check_bytes(path, len(body) * 3 // 4 - 2, settings)  # the least that so many base64 digits stand for
+    parameters = head.split(";")[1:]
+    try:
+        plain = urllib.parse.unquote_to_bytes(body)
+        if parameters and parameters[-1].strip().lower() == "base64":
+            return base64.b64decode(b"".join(plain.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{path}: the data: URL's base64 is malformed", path=path, reason="url") from error
+    return plain

@@ -1,0 +1,281 @@
+"""Token ids + slots + replacements -> expanded ids, offsets, cache ids, modality marks. Integers only, never text.
+
+Spans are recorded while tokens are inserted. Nothing here looks for them afterwards, so a placeholder id that a user typed or a
+model sampled is never taken for a medium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from mm_plugin.errors import SpanError
+from mm_plugin.sentinels import lay_sentinels
+from mm_plugin.structs import MultimodalDataItem, Offset
+
+
+class Replacement(msgspec.Struct, frozen=True, eq=False):
+    """The tokens that stand for one medium in the expanded prompt.
+
+    Attributes:
+        ids: [n] int64.
+        takes_row: [n] bool, True where a token takes a row of the encoder; None where all do.
+    """
+
+    ids: np.ndarray
+    takes_row: np.ndarray | None = None
+
+    @classmethod
+    def repeat(cls, token: int, count: int) -> Replacement:
+        """`count` times one token, each taking a row."""
+        return cls(np.full(count, token, dtype=np.int64))
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that take a row."""
+        return len(self.ids) if self.takes_row is None else int(np.count_nonzero(self.takes_row))
+
+    def runs(self) -> list[Offset]:
+        """Runs of tokens that take rows, both ends inclusive, counted from the replacement's start."""
+        if self.takes_row is None:
+            return [(0, len(self.ids) - 1)] if len(self.ids) else []
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], self.takes_row, [False]]).astype(np.int8)))
+        return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """Where one medium stands in the unexpanded ids: the half-open interval `start:end` is replaced."""
+
+    start: int
+    end: int
+
+
+class Expansion(msgspec.Struct, frozen=True, eq=False):
+    """The expanded prompt.
+
+    Attributes:
+        ids: [N] int64.
+        offsets: per slot, the runs that take rows, both ends inclusive, in `ids`.
+        spans: per slot, the whole replacement, half-open, in `ids`.
+    """
+
+    ids: np.ndarray
+    offsets: list[list[Offset]]
+    spans: list[tuple[int, int]]
+
+
+def find_slots(ids: np.ndarray, token: int) -> list[Slot]:
+    """Every place of a placeholder in unexpanded ids. For prompts whose caller vouches for the placeholders."""
+    return [Slot(int(index), int(index) + 1) for index in np.flatnonzero(ids == token)]
+
+
+def expand(ids: np.ndarray, slots: Sequence[Slot], replacements: Sequence[Replacement]) -> Expansion:
+    """Put each replacement in its slot, and record where its rows go.
+
+    Args:
+        ids: [n] int64, unexpanded; never changed, never returned.
+        slots: in prompt order.
+        replacements: one for each slot.
+
+    Raises:
+        SpanError: the counts differ, or slots overlap, are out of order or leave the ids.
+    """
+    if len(slots) != len(replacements):
+        raise SpanError(f"{len(slots)} slots, {len(replacements)} replacements")
+    growth = sum(len(r.ids) - (s.end - s.start) for s, r in zip(slots, replacements, strict=True))
+    out = np.empty(len(ids) + growth, dtype=np.int64)
+    offsets: list[list[Offset]] = []
+    spans: list[tuple[int, int]] = []
+    read = write = 0
+    for index, (slot, replacement) in enumerate(zip(slots, replacements, strict=True)):
+        if not read <= slot.start < slot.end <= len(ids):
+            raise SpanError(
+                f"slot {index} ({slot.start}:{slot.end}) overlaps the one before or leaves the {len(ids)} ids"
+            )
+        kept = slot.start - read
+        out[write : write + kept] = ids[read : slot.start]
+        write += kept
+        end = write + len(replacement.ids)
+        out[write:end] = replacement.ids
+        offsets.append([(write + first, write + last) for first, last in replacement.runs()])
+        spans.append((write, end))
+        read, write = slot.end, end
+    out[write:] = ids[read:]
+    return Expansion(out, offsets, spans)
+
+
+def match_expanded(ids: np.ndarray, replacements: Sequence[Replacement]) -> Expansion:
+    """Find each replacement in ids that are expanded already, left to right.
+
+    Args:
+        ids: [N] int64; copied.
+        replacements: in prompt order.
+
+    Raises:
+        SpanError: a replacement does not stand at the next place where its first token stands; `message` says which.
+    """
+    offsets: list[list[Offset]] = []
+    spans: list[tuple[int, int]] = []
+    cursor = 0
+    for index, replacement in enumerate(replacements):
+        if not len(replacement.ids):
+            raise SpanError(f"item {index} stands for no tokens, so it cannot be found in expanded ids")
+        found = np.flatnonzero(ids[cursor:] == replacement.ids[0])
+        start = cursor + int(found[0]) if len(found) else -1
+        end = start + len(replacement.ids)
+        if start < 0 or not np.array_equal(ids[start:end], replacement.ids):
+            where = f"the tokens at {start} differ" if start >= 0 else "its first token does not follow"
+            raise SpanError(
+                f"item {index} should stand for {len(replacement.ids)} tokens after index {cursor}, but {where}"
+            )
+        offsets.append([(start + first, start + last) for first, last in replacement.runs()])
+        spans.append((start, end))
+        cursor = end
+    return Expansion(ids.astype(np.int64, copy=True), offsets, spans)
+
+
+def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.ndarray:
+    """Cache ids: each item's sentinels over its recorded spans, beginning anew in each span.
+
+    Args:
+        ids: [N] int64; never changed, never returned.
+        items: with offsets and sentinels.
+
+    Shape:
+        returns [N] int64, a new array.
+
+    Raises:
+        SpanError: a span overlaps another or leaves the ids.
+    """
+    out = np.array(ids, dtype=np.int64)
+    for start, end, item in checked_spans(items, len(out)):
+        lay_sentinels(out, start, end + 1, item.padding_values())
+    return out
+
+
+def mark_modalities(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray:
+    """`token_modalities`: 0 for text, else the modality of the item whose span the token is in.
+
+    Shape:
+        returns [seq] int64.
+
+    Raises:
+        SpanError: a span overlaps another or leaves the sequence.
+    """
+    out = np.zeros(seq, dtype=np.int64)
+    for start, end, item in checked_spans(items, seq):
+        out[start : end + 1] = int(item.modality)
+    return out
+
+
+def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[int, int, MultimodalDataItem]]:
+    """All spans of all items, sorted by start: (start, end inclusive, item).
+
+    Raises:
+        SpanError: two overlap, one leaves the sequence, or one is empty.
+    """
+    spans = sorted(
+        ((start, end, index) for index, item in enumerate(items) for start, end in item.offsets),
+    )
+    last = -1
+    for start, end, index in spans:
+        if start < 0 or end < start or end >= seq:
+            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) does not lie in {seq} tokens")
+        if start <= last:
+            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) overlaps the one that ends at {last}")
+        last = end
+    return [(start, end, items[index]) for start, end, index in spans]
+
+
+def pad_token_pairs(
+    ids: np.ndarray,
+    items: Sequence[MultimodalDataItem],
+    pairs: Sequence[tuple[int, int]],
+    *,
+    data_start_token_ids: Sequence[int] | None = None,
+) -> tuple[np.ndarray, list[int]]:
+    """Cache ids for ids that came without offsets: sentinels between each start token and its end token.
+
+    A pair whose start token is in `data_start_token_ids` begins the next item; every other pair belongs to the item begun
+    before. A balanced pair with nothing inside stays as it is and still counts.
+
+    Args:
+        ids: [N] int64; never changed, never returned.
+        items: in prompt order, with sentinels.
+        pairs: (start id, end id).
+        data_start_token_ids: start ids that begin an item; all of them where None.
+
+    Shape:
+        returns [N] int64, a new array, and the index of each start token that begins an item.
+
+    Raises:
+        SpanError: pairs are unbalanced or nested, or a span belongs to no item.
+
+    Source: SGLang@0.5.23 for balanced pairs, equal bit for bit; what it lets pass silently is refused here.
+    """
+    out = np.array(ids, dtype=np.int64)
+    starts = np.array(sorted({start for start, _ in pairs}), dtype=np.int64)
+    ends = np.array(sorted({end for _, end in pairs}), dtype=np.int64)
+    begins_item = set(starts.tolist() if data_start_token_ids is None else data_start_token_ids)
+    closing = {start: {end for first, end in pairs if first == start} for start, _ in pairs}
+    if np.intersect1d(starts, ends).size:
+        raise SpanError("a token both starts and ends a span; such spans have no unambiguous bounds")
+    edges = np.flatnonzero(np.isin(out, np.concatenate([starts, ends])))
+    if len(edges) % 2:
+        raise SpanError(f"unbalanced: {len(edges)} start and end tokens")
+    index, begun = -1, []
+    for left, right in edges.reshape(-1, 2).tolist():
+        first, last = int(ids[left]), int(ids[right])
+        if last not in closing.get(first, ()):
+            raise SpanError(
+                f"tokens {first} at {left} and {last} at {right} are no pair: spans are unbalanced or nested"
+            )
+        if first in begins_item:
+            index += 1
+            begun.append(left)
+        if index < 0 or index >= len(items):
+            which = "before any item begins" if index < 0 else f"of item {index}, where there are {len(items)} items"
+            raise SpanError(f"the span at {left} stands {which}")
+        lay_sentinels(out, left + 1, right, items[index].padding_values())
+    return out, begun
+
+
+def pad_runs(ids: np.ndarray, items: Sequence[MultimodalDataItem], token: int) -> np.ndarray:
+    """Cache ids for ids that came without offsets: sentinels over each run of one placeholder, a run an item.
+
+    Two items whose runs touch cannot be told apart here, and are refused by the count; recorded offsets have no such limit.
+
+    Shape:
+        returns [N] int64, a new array.
+
+    Raises:
+        SpanError: there are more or fewer runs than items.
+    """
+    out = np.array(ids, dtype=np.int64)
+    runs = Replacement(out, out == token).runs()
+    if len(runs) != len(items):
+        raise SpanError(f"{len(runs)} runs of placeholder {token}, {len(items)} items")
+    for (start, end), item in zip(runs, items, strict=True):
+        lay_sentinels(out, start, end + 1, item.padding_values())
+    return out
+
+
+def count_mm_tokens_in_extend(
+    prefix_lens: Sequence[int], extend_lens: Sequence[int], offsets: Sequence[Sequence[Offset]]
+) -> int:
+    """Rows that one step consumes.
+
+    Args:
+        prefix_lens: per request, tokens computed already.
+        extend_lens: per request, tokens that the step computes.
+        offsets: per request, the spans of all its items, both ends inclusive.
+    """
+    if not len(prefix_lens) == len(extend_lens) == len(offsets):
+        raise SpanError(f"{len(prefix_lens)} prefixes, {len(extend_lens)} extends, {len(offsets)} lists of offsets")
+    total = 0
+    for prefix, extend, spans in zip(prefix_lens, extend_lens, offsets, strict=True):
+        for start, end in spans:
+            total += max(0, min(end + 1, prefix + extend) - max(start, prefix))
+    return total

@@ -1,0 +1,74 @@
+"""Limits and switches, one frozen struct, each also an environment variable `MM_PLUGIN_<NAME>`. Knows nothing of who reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from mm_plugin.errors import UsageError
+
+PREFIX = "MM_PLUGIN_"
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator may set. Every field is also an environment variable: `max_image_pixels` is `MM_PLUGIN_MAX_IMAGE_PIXELS`.
+
+    Attributes:
+        only: plugin names; when not empty, every other plugin is disabled. In the environment, separated by commas.
+        disabled: plugin names that are disabled.
+        strict: raise at the first broken plugin or wrong setting, instead of recording it. For developers.
+        media_root: folder below which media may be read by path; empty refuses every path.
+        max_media_bytes: encoded bytes of one medium.
+        max_image_pixels: height x width of one decoded image. The default is the size above which Pillow itself warns.
+        max_items: media in one request.
+        max_item_tokens: prompt tokens that stand for one medium.
+        preprocess_cache_bytes: capacity of the preprocess cache, bytes.
+        embedding_cache_bytes: capacity of an encoder's row cache, bytes.
+        store: kind of store behind the caches: `memory`, or one that a plugin offers.
+        threads: worker threads of a registry's executor.
+    """
+
+    only: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+    strict: bool = False
+    media_root: str = ""
+    max_media_bytes: Count = 64 * 1024 * 1024
+    max_image_pixels: Count = 89_478_485
+    max_items: Count = 256
+    max_item_tokens: Count = 65_536
+    preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
+    embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
+    store: str = "memory"
+    threads: Count = min(8, os.cpu_count() or 1)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Read the settings from environment variables; `overrides` win.
+
+        Raises:
+            UsageError: a value cannot be read, or an override is no setting; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for field in msgspec.structs.fields(cls):
+            name = PREFIX + field.name.upper()
+            text = environ.get(name, "").strip()
+            if not text:
+                continue
+            value: Any = text
+            if field.type == tuple[str, ...]:
+                value = tuple(part.strip() for part in text.split(",") if part.strip())
+            try:
+                values[field.name] = msgspec.convert(value, field.type, strict=False)
+            except msgspec.ValidationError as error:
+                raise UsageError(f"environment variable {name}={text!r}: {error}", argument=name) from error
+        try:
+            return msgspec.convert(values | overrides, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"setting: {error}", argument="settings") from error

@@ -1,0 +1,106 @@
+"""`ModelSpec`: what a plugin declares about one model. Knows no code, only its `"module:Name"` strings; validates itself."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from mm_plugin.errors import SpecError
+from mm_plugin.structs import Modality
+
+PADDING_RULES = ("pairs", "runs", "offsets")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The declaration of one model, returned from `mm_register_models`.
+
+    Attributes:
+        name: the model's short name, such as `qwen2_vl`; part of every identity.
+        output_version: raised by the author whenever equal input gives other features, rows or positions; part of every identity.
+        architectures: entries of `config.architectures` that it serves.
+        model_types: values of `config.model_type` that it serves where a config has no architectures.
+        modalities: what it takes.
+        placeholders: by modality, the token that stands for one medium in a prompt.
+        token_pairs: (start, end) tokens around a medium in the prompt.
+        padding: how a scheduler lays sentinels over ids that come without offsets: by `"pairs"`, by `"runs"` of the
+            placeholder, by `"offsets"` alone, or a `"module:function"`.
+        fields: by modality, the model fields of an item. A field that is not declared here is an error that names it.
+        processor: `"module:Class"` of the `ModelProcessor`.
+        encoder: `"module:Class"` of the `Encoder`.
+        positions: `"module:function"` that gives M-RoPE positions, or None for ordinary positions.
+        embed: `"module:function"` in place of the core's way to embed, or None.
+        demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
+
+    Raises:
+        SpecError: the declaration contradicts itself.
+    """
+
+    name: str
+    output_version: int
+    modalities: tuple[Modality, ...]
+    placeholders: Mapping[Modality, str]
+    fields: Mapping[Modality, tuple[str, ...]]
+    processor: str
+    encoder: str
+    architectures: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
+    token_pairs: tuple[tuple[str, str], ...] = ()
+    padding: str = "pairs"
+    positions: str | None = None
+    embed: str | None = None
+    demo: str | None = None
+
+    def __post_init__(self) -> None:
+        def refuse(what: str) -> NoReturn:
+            raise SpecError(f"ModelSpec {self.name!r}: {what}")
+
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            refuse("name must be letters, digits, '_', '.' or '-'")
+        if type(self.output_version) is not int or self.output_version < 0:
+            refuse(f"output_version must be a whole number from 0, got {self.output_version!r}")
+        for name in ("architectures", "model_types", "modalities", "token_pairs"):
+            if not isinstance(getattr(self, name), tuple):
+                refuse(f"{name} must be a tuple, got {type(getattr(self, name)).__name__}")
+        if not self.modalities:
+            refuse("modalities is empty; a plugin serves at least one")
+        for modality in self.modalities:
+            if not isinstance(modality, Modality):
+                refuse(f"modalities holds {modality!r}, which is no Modality")
+        for name in ("placeholders", "fields"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping) or set(given) != set(self.modalities):
+                refuse(f"{name} must have exactly the keys {[m.name for m in self.modalities]}")
+        for modality, names in self.fields.items():
+            if not isinstance(names, tuple) or not all(isinstance(n, str) and n.isidentifier() for n in names):
+                refuse(f"fields[{modality.name}] must be a tuple of identifiers")
+        if any(not isinstance(token, str) or not token for token in self.placeholders.values()):
+            refuse("placeholders must be token strings")
+        if any(len(pair) != 2 or not all(isinstance(token, str) for token in pair) for pair in self.token_pairs):
+            refuse("token_pairs must hold (start, end) token strings")
+        if self.padding not in PADDING_RULES and not _REFERENCE.fullmatch(self.padding):
+            refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
+        if self.padding == "pairs" and not self.token_pairs:
+            refuse("padding='pairs' needs token_pairs")
+        for name in ("processor", "encoder", "positions", "embed", "demo"):
+            value = getattr(self, name)
+            if value is None and name not in ("processor", "encoder"):
+                continue
+            if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
+                refuse(f"{name} must be 'module:Name', got {value!r}")
+
+    def load(self, field: str) -> Any:
+        """Import what a `"module:Name"` field names; None where the field is None.
+
+        Whatever the import raises comes through; the registry knows whose fault that is.
+        """
+        reference = getattr(self, field)
+        if reference is None:
+            return None
+        module, _, name = reference.partition(":")
+        return getattr(importlib.import_module(module), name)

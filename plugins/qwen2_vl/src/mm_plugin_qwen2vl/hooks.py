@@ -1,0 +1,25 @@
+"""The declarations of this plugin. Imports nothing but `mm_plugin`."""
+
+from __future__ import annotations
+
+from mm_plugin import Modality, ModelSpec, hookimpl
+
+
+@hookimpl
+def mm_register_models() -> ModelSpec:
+    """Qwen2-VL."""
+    return ModelSpec(
+        name="qwen2_vl",
+        output_version=1,
+        architectures=("Qwen2VLForConditionalGeneration",),
+        model_types=("qwen2_vl",),
+        modalities=(Modality.IMAGE,),
+        placeholders={Modality.IMAGE: "<|image_pad|>"},
+        token_pairs=(("<|vision_start|>", "<|vision_end|>"),),
+        padding="pairs",
+        fields={Modality.IMAGE: ("image_grid_thw",)},
+        processor="mm_plugin_qwen2vl.processor:Qwen2VLProcessor",
+        encoder="mm_plugin_qwen2vl.encoder:Qwen2VLEncoder",
+        positions="mm_plugin_qwen2vl.positions:positions",
+        demo="mm_plugin_qwen2vl.demo:Qwen2VLDemo",
+    )

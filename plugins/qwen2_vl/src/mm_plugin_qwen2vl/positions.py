@@ -1,0 +1,36 @@
+"""M-RoPE positions of Qwen2-VL. Integers only: a scheduler calls it without a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mm_plugin.positions import mrope_positions
+from mm_plugin.structs import MultimodalDataItem
+
+
+def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+    """Three position ids per token of an expanded prompt.
+
+    Args:
+        items: with offsets and `image_grid_thw`, in patches.
+        seq: length of the expanded prompt, tokens.
+        config: the checkpoint's config.json.
+
+    Shape:
+        returns ids [3, seq] int64, and delta, a Python int in positions.
+
+    Raises:
+        SpanError: a span does not fit its grid.
+
+    Source: Qwen2-VL, arXiv:2409.12191, section 2.1.
+    """
+    merge = int(config.get("vision_config", {}).get("spatial_merge_size", 2))
+    spans, grids = [], []
+    for item in items:
+        t, h, w = (int(side) for side in np.asarray(item.image_grid_thw).reshape(3))
+        spans += item.offsets
+        grids.append((t, h // merge, w // merge))
+    return mrope_positions(spans, grids, seq=seq)
