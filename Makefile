@@ -20,7 +20,7 @@ $(STAMP): Makefile requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/mm-plugin demo
+	$(BIN)/mm-plugin demo --picture out/demo.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -39,7 +39,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest benchmarks -c benchmarks/pytest.ini
+	$(BIN)/python -m benchmarks
 
 wheels: $(STAMP)
 	$(BIN)/python tests/check_wheels.py

@@ -111,8 +111,8 @@ class Checkpoint:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             table = _read_json(index).get("weight_map")
-            if not isinstance(table, dict):
-                raise UsageError(f"{index} has no weight_map", argument="checkpoint")
+            if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+                raise UsageError(f"{index} has no weight_map of names to files", argument="checkpoint")
             return {name: folder / file for name, file in table.items()}
         names: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -185,7 +185,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} is missing", argument="checkpoint") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", argument="checkpoint") from error
     if not isinstance(value, dict):
         raise UsageError(f"{path} holds a {type(value).__name__}, not an object", argument="checkpoint")

@@ -65,7 +65,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         total: tokens in the step.
         text_runs: half-open intervals of the flat output that are text.
         pieces: rows of items, in output order.
-        unfinished: (request, item) of those whose last row lies after this step.
+        unfinished: (request, item) of those that began before the end of this step and whose last row lies after it.
     """
 
     total: int
@@ -133,7 +133,7 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
                 if first < stop:
                     spans.append((first, stop, index, row + first - start))
                 row += last + 1 - start
-            if item.offsets and item.offsets[-1][1] >= end:
+            if item.offsets and item.offsets[0][0] < end <= item.offsets[-1][1]:
                 unfinished.add((request, index))
         spans.sort()
         cursor = prefix
@@ -149,8 +149,7 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
         if end > cursor:
             text.append((flat + cursor - prefix, flat + end - prefix))
         flat += extend
-    touched = {(piece.request, piece.item) for piece in pieces}
-    return StepPlan(flat, tuple(_merged(text)), tuple(pieces), frozenset(unfinished & touched))
+    return StepPlan(flat, tuple(_merged(text)), tuple(pieces), frozenset(unfinished))
 
 
 def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -192,6 +191,9 @@ def embed_mm_inputs(
     import torch
 
     plan = plan_step(batch)
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int32, torch.int64):
+        found = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise UsageError(f"input_ids must be a torch tensor of int32 or int64, not {found}", argument="input_ids")
     if input_ids.ndim != 1 or input_ids.numel() != plan.total:
         raise UsageError(
             f"input_ids has {list(input_ids.shape)} ids, the batch extends {plan.total}", argument="input_ids"
@@ -236,7 +238,7 @@ def _embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torc
     import torch
 
     runs = plan.text_runs
-    if type(embedding) is torch.nn.Embedding and embedding.max_norm is None and not embedding._forward_hooks:  # noqa: SLF001 - torch has no public way to ask
+    if type(embedding) is torch.nn.Embedding and embedding.max_norm is None and not _is_altered(embedding):
         weight = embedding.weight
         out = weight.new_empty((plan.total, weight.shape[1]))
         if not runs:
@@ -259,6 +261,12 @@ def _embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torc
         out[start:end] = rows[cursor : cursor + end - start]
         cursor += end - start
     return out
+
+
+def _is_altered(module: torch.nn.Module) -> bool:
+    """Whether calling a module does more than its class says: hooks, or a `forward` put over it as offloading does."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)  # noqa: SLF001 - torch has no public way to ask
+    return any(hooks) or "forward" in vars(module)
 
 
 def _indices(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -337,6 +345,13 @@ class _Step:
             self._rows[place] = given_rows(item, hidden=self._hidden, dtype=self._out.dtype, device=self._out.device)
         except MMPluginError as error:
             self._failed[place] = error
+        except Exception as error:
+            failure = UsageError(
+                f"precomputed embeddings cannot be read as rows: {type(error).__name__}",
+                argument="precomputed_embeddings",
+            )
+            failure.__cause__ = error
+            self._failed[place] = failure
 
     def _cache_key(self, key: ItemKey) -> ItemKey:
         return (*key, self._version, str(self._out.dtype))
@@ -412,9 +427,18 @@ class _Step:
     def write(self) -> EmbedOutput:
         """Copy rows into the output, and decide what each request still holds."""
         stacked: list[tuple[Any, Piece]] = []
+        layers = 0
         for piece in self._plan.pieces:
             end = piece.out_start + piece.rows_end - piece.rows_start
             encoded = self._rows.get((piece.request, piece.item))
+            if encoded is not None and encoded.deepstack is not None:
+                layers = layers or encoded.deepstack.shape[0]
+                if encoded.deepstack.shape[0] != layers:
+                    self._failed[piece.request, piece.item] = EncoderError(
+                        f"deepstack rows of {encoded.deepstack.shape[0]} layers, others of this step have {layers}",
+                        **self._blame,
+                    )
+                    encoded = None
             if encoded is None:
                 self._out[piece.out_start : end].zero_()
                 continue
@@ -434,8 +458,10 @@ class _Step:
         """A request keeps the rows of spans that this step cut, and lets go of those it finished."""
         keep: dict[int, dict[ItemKey, Encoded]] = {}
         for place in self._plan.unfinished:
-            encoded = self._rows.get(place)
-            item = self._inputs(place[0]).mm_items[place[1]]
+            inputs = self._inputs(place[0])
+            item = inputs.mm_items[place[1]]
+            # An item with rows before and after this step, and none in it, stays held.
+            encoded = self._rows.get(place) or inputs.held_rows.get(_key(item))
             if encoded is not None and item.precomputed_embeddings is None:
                 keep.setdefault(place[0], {})[_key(item)] = encoded
         for request in {piece.request for piece in self._plan.pieces}:
@@ -448,9 +474,6 @@ class _Step:
 
         if not stacked:
             return None
-        layers = {rows.shape[0] for rows, _ in stacked}
-        if len(layers) != 1:
-            raise EncoderError(f"deepstack rows of {sorted(layers)} layers in one step", **self._blame)
         runs = [(piece.out_start, piece.out_start + rows.shape[1]) for rows, piece in stacked]
         return torch.cat([rows for rows, _ in stacked], dim=1), _indices(runs).to(self._out.device, non_blocking=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -63,17 +64,24 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._lock = threading.Lock()
         self._observers: tuple[Observer, ...] = tuple(observers)
 
     def add(self, observer: Observer) -> None:
         """Hear events from now on."""
-        self._observers = (*self._observers, observer)
+        with self._lock:
+            self._observers = (*self._observers, observer)
 
     def emit(self, event: Event) -> None:
         """Tell every observer, in the order in which they were added."""
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception:
-                self._observers = tuple(other for other in self._observers if other is not observer)
-                logger.warning("observer %r failed on %s and is dropped", observer, type(event).__name__, exc_info=True)
+            except (Exception, SystemExit):
+                with self._lock:
+                    left = tuple(other for other in self._observers if other is not observer)
+                    dropped, self._observers = len(left) < len(self._observers), left
+                if dropped:
+                    logger.warning(
+                        "observer %r failed on %s and is dropped", observer, type(event).__name__, exc_info=True
+                    )

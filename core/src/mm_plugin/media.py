@@ -60,6 +60,9 @@ _DECODE_ERRORS = (
     Warning,  # a server may have turned warnings into errors
     Image.DecompressionBombError,
 )
+# What is opened. Pillow's other decoders run other programs (EPS), or decode a picture within the picture as they are opened,
+# whose size no header told (ICO, ICNS).
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Chunks that may follow a PNG's pixels and still say how it is turned.
 _LATE_PNG_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 # Two items may be one lazily opened PIL object, which is not safe to load from two threads.
@@ -107,7 +110,8 @@ class Source:
         if isinstance(self._value, np.ndarray):
             return digest(frame(["pixels", feature_digest(self._value)]))
         with _decoding(self.path):
-            return _digest_pil(self._open())
+            image = self._open()
+            return digest(frame(["pil", image, _orientation(image)]))
 
     def probe(self) -> Size:
         """The size after orientation, from the header.
@@ -149,10 +153,12 @@ class Source:
             self._image = self._value
         else:
             data = self._data or b""
-            image = Image.open(io.BytesIO(data))
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
             # Before load(): the header alone may promise more pixels than the machine has memory.
             _check_pixels(self.path, image.height, image.width, self._settings)
-            if image.format == "PNG" and max(map(data.rfind, _LATE_PNG_CHUNKS)) > data.find(b"IDAT"):
+            late = image.format == "PNG" and max(map(data.rfind, _LATE_PNG_CHUNKS)) > data.find(b"IDAT")
+            # Pillow itself turns a TIFF while it loads it, so that its tag means nothing before.
+            if late or image.format == "TIFF":
                 image.load()
             self._image = image
         return self._image
@@ -212,27 +218,32 @@ def normalise_image(image: Image.Image, *, background: Color = WHITE) -> np.ndar
     Shape:
         returns [height, width, 3] uint8, contiguous, writable.
     """
+    image.load()  # a TIFF is turned by Pillow as it is loaded; its tag must not be read before
     operation = _TRANSPOSE.get(_orientation(image))
     if operation is not None:
         image = image.transpose(operation)
     if image.mode in ("F",) or image.mode.startswith("F;"):
         raise MediaError("a picture of floating-point levels has no scale by which to show it", reason="mode")
     if image.mode.startswith("I"):
-        return _gray16(image)
+        return _gray16(image, background)
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, (*background, 255))
-        layers.alpha_composite(image.convert("RGBA"))
+        layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
         image = layers
     return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _gray16(image: Image.Image) -> np.ndarray:
+def _gray16(image: Image.Image, background: Color) -> np.ndarray:
     levels = np.asarray(image)
     if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
         raise MediaError("a picture of 32-bit levels has no scale by which to show it", reason="mode")
     # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
     narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    return np.repeat(narrow[:, :, None], 3, axis=2)
+    out = np.repeat(narrow[:, :, None], 3, axis=2)
+    key = image.info.get("transparency")
+    if isinstance(key, int):  # a PNG may declare one level to be transparent
+        out[levels == key] = background
+    return out
 
 
 def _to_array(image: Image.Image) -> np.ndarray:
@@ -253,28 +264,11 @@ def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 where there is none or its block is broken."""
     try:
         # The base class's method: a PNG's own would decode the pixels, for chunks that `_open` has looked for already.
-        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+        # Locked, because the block is marked as read before it is: another thread would see an empty one.
+        with _LOADING:
+            return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
     except _DECODE_ERRORS:
         return 1
-
-
-def _digest_pil(image: Image.Image) -> bytes:
-    """Of everything that decides a PIL object's pixels: mode, size, palette, transparency, orientation, data."""
-    palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
-    parts = [
-        "pil",
-        image.mode,
-        list(image.size),
-        bytes(palette) if palette is not None else None,
-        _plain(image.info.get("transparency")),
-        _orientation(image),
-        digest(image.tobytes()),
-    ]
-    return digest(frame(parts))
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | bytes | tuple | None) else repr(value)
 
 
 @contextlib.contextmanager
@@ -332,7 +326,7 @@ def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> 
         with file.open("rb") as opened:
             # One byte more than the limit tells a file that is too large from one that just fits.
             data = opened.read(settings.max_media_bytes + 1)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
         raise MediaError(
             f"{path}: the file cannot be read ({type(error).__name__})", path=path, reason="path"
         ) from error
@@ -348,12 +342,13 @@ def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
             path=path,
             reason="url",
         )
-    _check_bytes(path, len(body) * 3 // 4 - 2, settings)  # the least that so many base64 digits stand for
     parameters = head.split(";")[1:]
     try:
         plain = urllib.parse.unquote_to_bytes(body)
         if parameters and parameters[-1].strip().lower() == "base64":
-            return base64.b64decode(b"".join(plain.split()), validate=True)
+            digits = b"".join(plain.split())
+            _check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the least that so many digits stand for
+            return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{path}: the data: URL's base64 is malformed", path=path, reason="url") from error
     return plain

@@ -13,7 +13,7 @@ import numpy as np
 
 from mm_plugin.errors import SpanError
 from mm_plugin.sentinels import lay_sentinels
-from mm_plugin.structs import MultimodalDataItem, Offset
+from mm_plugin.structs import MultimodalDataItem, Offset, checked_spans
 
 
 class Replacement(msgspec.Struct, frozen=True, eq=False):
@@ -84,16 +84,19 @@ def expand(ids: np.ndarray, slots: Sequence[Slot], replacements: Sequence[Replac
     """
     if len(slots) != len(replacements):
         raise SpanError(f"{len(slots)} slots, {len(replacements)} replacements")
+    last = 0
+    for index, slot in enumerate(slots):
+        if not last <= slot.start < slot.end <= len(ids):
+            raise SpanError(
+                f"slot {index} ({slot.start}:{slot.end}) overlaps the one before or leaves the {len(ids)} ids"
+            )
+        last = slot.end
     growth = sum(len(r.ids) - (s.end - s.start) for s, r in zip(slots, replacements, strict=True))
     out = np.empty(len(ids) + growth, dtype=np.int64)
     offsets: list[list[Offset]] = []
     spans: list[tuple[int, int]] = []
     read = write = 0
-    for index, (slot, replacement) in enumerate(zip(slots, replacements, strict=True)):
-        if not read <= slot.start < slot.end <= len(ids):
-            raise SpanError(
-                f"slot {index} ({slot.start}:{slot.end}) overlaps the one before or leaves the {len(ids)} ids"
-            )
+    for slot, replacement in zip(slots, replacements, strict=True):
         kept = slot.start - read
         out[write : write + kept] = ids[read : slot.start]
         write += kept
@@ -170,25 +173,6 @@ def mark_modalities(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray
     return out
 
 
-def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[int, int, MultimodalDataItem]]:
-    """All spans of all items, sorted by start: (start, end inclusive, item).
-
-    Raises:
-        SpanError: two overlap, one leaves the sequence, or one is empty.
-    """
-    spans = sorted(
-        ((start, end, index) for index, item in enumerate(items) for start, end in item.offsets),
-    )
-    last = -1
-    for start, end, index in spans:
-        if start < 0 or end < start or end >= seq:
-            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) does not lie in {seq} tokens")
-        if start <= last:
-            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) overlaps the one that ends at {last}")
-        last = end
-    return [(start, end, items[index]) for start, end, index in spans]
-
-
 def pad_token_pairs(
     ids: np.ndarray,
     items: Sequence[MultimodalDataItem],
@@ -222,12 +206,15 @@ def pad_token_pairs(
     closing = {start: {end for first, end in pairs if first == start} for start, _ in pairs}
     if np.intersect1d(starts, ends).size:
         raise SpanError("a token both starts and ends a span; such spans have no unambiguous bounds")
-    edges = np.flatnonzero(np.isin(out, np.concatenate([starts, ends])))
+    is_edge = np.zeros(len(out), dtype=bool)
+    for token in (*starts.tolist(), *ends.tolist()):  # a few comparisons are twice as fast as a set
+        is_edge |= out == token
+    edges = np.flatnonzero(is_edge)
     if len(edges) % 2:
         raise SpanError(f"unbalanced: {len(edges)} start and end tokens")
     index, begun = -1, []
-    for left, right in edges.reshape(-1, 2).tolist():
-        first, last = int(ids[left]), int(ids[right])
+    tokens = out[edges].reshape(-1, 2).tolist()
+    for (left, right), (first, last) in zip(edges.reshape(-1, 2).tolist(), tokens, strict=True):
         if last not in closing.get(first, ()):
             raise SpanError(
                 f"tokens {first} at {left} and {last} at {right} are no pair: spans are unbalanced or nested"

@@ -37,28 +37,41 @@ def mrope_positions(
     """
     if len(spans) != len(grids) or (times is not None and len(times) != len(spans)):
         raise SpanError(f"{len(spans)} spans, {len(grids)} grids")
-    ids = np.empty((3, seq), dtype=np.int64)
-    cursor, free = 0, 0  # next token to fill, next position to give
+    cursor = total = 0
     for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
-        end = last + 1
-        if start < cursor or end > seq:
+        if start < cursor or last >= seq:
             raise SpanError(f"span {index} ({start}, {last}) overlaps the one before or leaves the {seq} tokens")
-        if min(t, h, w) < 1 or end - start != t * h * w:
-            raise SpanError(f"span {index} has {end - start} tokens, its grid {t} x {h} x {w} has {t * h * w}")
-        ids[:, cursor:start] = np.arange(free, free + start - cursor, dtype=np.int64)
-        free += start - cursor
-        steps = np.arange(t, dtype=np.int64) if times is None or times[index] is None else np.asarray(times[index])
-        if steps.shape != (t,):
-            raise SpanError(f"span {index} has {t} time steps, {steps.size} times were given")
-        # A row of `ids` is contiguous, so a slice of it can be filled through a reshaped view.
-        ids[0, start:end].reshape(t, h * w)[:] = (free + steps)[:, None]
-        ids[1, start:end].reshape(t, h, w)[:] = np.arange(free, free + h, dtype=np.int64)[:, None]
-        ids[2, start:end].reshape(t * h, w)[:] = np.arange(free, free + w, dtype=np.int64)
-        free += max(int(steps.max()) + 1, h, w)
+        if min(t, h, w) < 1 or last + 1 - start != t * h * w:
+            raise SpanError(f"span {index} has {last + 1 - start} tokens, its grid {t} x {h} x {w} has {t * h * w}")
+        total += start - cursor + _advance(index, t, h, w, times)
+        cursor = last + 1
+    total += seq - cursor
+    ids = np.empty((3, seq), dtype=np.int64)
+    steps = np.arange(total, dtype=np.int64)  # every run below is a slice of it
+    cursor = free = 0  # next token to fill, next position to give
+    for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
+        end, text = last + 1, start - cursor
+        ids[:, cursor:start] = steps[free : free + text]
+        free += text
+        given = None if times is None else times[index]
+        span = ids[:, start:end].reshape(3, t, h, w)
+        span[0] = (steps[free : free + t] if given is None else free + np.asarray(given))[:, None, None]
+        span[1] = steps[free : free + h, None]
+        span[2] = steps[free : free + w]
+        free += _advance(index, t, h, w, times)
         cursor = end
-    ids[:, cursor:] = np.arange(free, free + seq - cursor, dtype=np.int64)
-    free += seq - cursor
-    return ids, free - seq
+    ids[:, cursor:] = steps[free:]
+    return ids, total - seq
+
+
+def _advance(index: int, t: int, h: int, w: int, times: Sequence[np.ndarray | None] | None) -> int:
+    """Positions that a vision span takes: the largest over its axes, plus one."""
+    given = None if times is None else times[index]
+    if given is None:
+        return max(t, h, w)
+    if np.shape(given) != (t,) or int(np.min(given)) < 0:
+        raise SpanError(f"span {index} has {t} time steps, {np.size(given)} times from 0 on were expected")
+    return max(int(np.max(given)) + 1, h, w)
 
 
 def extend_positions(positions: np.ndarray, delta: int, length: int) -> np.ndarray:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
+import sys
+import threading
 import time
 import typing
 from abc import ABC, abstractmethod
@@ -32,7 +35,7 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.events import ItemKeyed, Observers
-from mm_plugin.identity import feature_digest, item_identity, source_key
+from mm_plugin.identity import digest, feature_digest, frame, item_identity, source_key
 from mm_plugin.media import WHITE, Color, Medium, Size, Source, open_image
 from mm_plugin.placeholders import Replacement, Slot, expand, mark_modalities, match_expanded, pad_by_offsets
 from mm_plugin.prompt import PromptReader
@@ -52,6 +55,14 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 Fields = Mapping[str, Any]
+
+
+_worker = threading.local()
+
+
+def mark_worker() -> None:
+    """Say that this thread belongs to the executor of the item stage; the registry's pool starts its threads with it."""
+    _worker.marked = True
 
 
 class For(msgspec.Struct, frozen=True):
@@ -180,7 +191,7 @@ class _Request(msgspec.Struct, eq=False):
     slots: list[Slot]
     items: list[_Item]
     options: Any
-    effective: Mapping[Modality, Mapping[str, Any]]
+    effective: Mapping[Modality, bytes]
     context: Any
     salt: str | bytes | None
     expanded: bool
@@ -213,6 +224,9 @@ class ModelProcessor(ABC):
         self._runtime = runtime
         self._scopes = _scopes(type(self), runtime.blame)
         self.options = self._load_options(options)
+        self._default_effective = {
+            modality: self._digest_options(self.options, modality) for modality in spec.modalities
+        }
         self.special_tokens = self._special_tokens()
         self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders)
         self._positions = spec.load("positions")
@@ -306,7 +320,11 @@ class ModelProcessor(ABC):
         bound = _bind_process(media, arguments)
 
         async def each(items: Sequence[_Item], step: Callable[[_Item], None]) -> None:
-            await asyncio.gather(*(loop.run_in_executor(executor, step, item) for item in items))
+            work = (loop.run_in_executor(executor, step, item) for item in items)
+            # Wait for all, so that the error raised is the first in order, as in `process`.
+            for error in await asyncio.gather(*work, return_exceptions=True):
+                if error is not None:
+                    raise error
 
         with self._guard():
             request = await loop.run_in_executor(executor, lambda: self._begin(prompt, *bound))
@@ -340,7 +358,10 @@ class ModelProcessor(ABC):
             UsageError: unknown modality or option.
         """
         modality = self._served(Modality.parse(modality))
-        size = size if isinstance(size, Size) else Size(*size)
+        try:
+            size = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
+        except TypeError:
+            raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
         path = f"{modality.argument}[0]"
         with self._guard():
             resolved = self._call_options(options)
@@ -368,6 +389,11 @@ class ModelProcessor(ABC):
         resolved = self._call_options(options)
         if salt is not None and not isinstance(salt, str | bytes):
             raise UsageError(f"salt must be text or bytes, not {type(salt).__name__}", argument="salt")
+        if max_prompt_tokens is not None and type(max_prompt_tokens) is not int:
+            raise UsageError(
+                f"max_prompt_tokens must be a whole number, not {type(max_prompt_tokens).__name__}",
+                argument="max_prompt_tokens",
+            )
         read = self._reader.read(prompt, expanded=expanded)
         values = {modality: _in_order(modality, read.media[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
@@ -423,10 +449,12 @@ class ModelProcessor(ABC):
         began = time.perf_counter()
         source = open_image(item.value, path=item.path, settings=self.settings)
         item.source = source
-        item.key = source_key(
-            self.spec.name, self.spec.output_version, item.modality, source.digest(),
-            request.effective[item.modality], request.context, salt=request.salt,
-        )  # fmt: skip
+        content = source.digest()
+        with self._identified("context has"):
+            item.key = source_key(
+                self.spec.name, self.spec.output_version, item.modality, content,
+                request.effective[item.modality], request.context, salt=request.salt,
+            )  # fmt: skip
         item.prepared = self._runtime.cache.get(item.key)
         if item.prepared is not None:
             item.replacement, item.cached = item.prepared.replacement, True
@@ -457,6 +485,7 @@ class ModelProcessor(ABC):
                 f"{type(self).__name__}.replacement returned a {type(replacement).__name__}; it must return Replacement",
                 **self._runtime.blame,
             )
+        self._check_replacement(replacement)
         limit = self.settings.max_item_tokens
         if len(replacement.ids) > limit:
             raise LimitError(
@@ -467,6 +496,19 @@ class ModelProcessor(ABC):
                 value=len(replacement.ids),
             )
         return fields, replacement
+
+    def _check_replacement(self, replacement: Replacement) -> None:
+        """What a scheduler relies on: a one-dimensional run of ids of which at least one takes a row."""
+        ids, takes_row = replacement.ids, replacement.takes_row
+        good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
+        if good and takes_row is not None:
+            good = isinstance(takes_row, np.ndarray) and takes_row.dtype == np.bool_ and takes_row.shape == ids.shape
+        if not good or not replacement.num_rows:
+            raise ProcessorError(
+                f"{type(self).__name__}.replacement must give ids [n] of integers and takes_row [n] of bool, "
+                "at least one of them true",
+                **self._runtime.blame,
+            )
 
     def _check_length(self, request: _Request) -> None:
         limit = request.max_prompt_tokens
@@ -490,9 +532,16 @@ class ModelProcessor(ABC):
         """Decode, prepare and identify a medium, once however many requests bring it at the same time."""
         began = time.perf_counter()
         if item.prepared is None:
-            item.prepared, item.cached = self._runtime.cache.get_or_compute(
-                item.key, lambda: self._compute(request, item), lambda prepared: prepared.num_bytes
-            )
+            try:
+                item.prepared, item.cached = self._runtime.cache.get_or_compute(
+                    item.key, lambda: self._compute(request, item), lambda prepared: prepared.num_bytes
+                )
+            except MediaError as error:
+                if error.path in (None, item.path):
+                    raise
+                # Another place or request was computing this medium; its error names where it stands there.
+                message = error.message.replace(str(error.path), item.path, 1)
+                raise MediaError(message, path=item.path, reason=error.reason) from error
         item.source = None  # the file's bytes are not needed any more
         item.seconds += time.perf_counter() - began
         self._runtime.observers.emit(
@@ -514,18 +563,14 @@ class ModelProcessor(ABC):
         fields, options = item.fields, request.options
         medium = item.source.decode(background=options.background)
         feature = self._authored("prepare", lambda: self.prepare(medium, fields, options), item.path)
-        try:
+        with self._identified("prepare returned"):
             content = feature_digest(feature)
-        except UsageError as error:
-            raise ProcessorError(
-                f"{type(self).__name__}.prepare returned what has no identity: {error.message}", **self._runtime.blame
-            ) from error
-        if np.shares_memory(feature, medium.pixels) if isinstance(feature, np.ndarray) else False:
-            feature = feature.copy()
-        identity = item_identity(
-            self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
-            content, fields, salt=request.salt,
-        )  # fmt: skip
+        with self._identified("layout returned"):
+            identity = item_identity(
+                self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
+                content, fields, salt=request.salt,
+            )  # fmt: skip
+        feature = _detached(feature, medium.pixels)
         return Prepared(fields, item.replacement, feature, identity)
 
     def _finish(self, request: _Request) -> MultimodalProcessorOutput:
@@ -552,7 +597,7 @@ class ModelProcessor(ABC):
         seq = len(expansion.ids)
         positions = delta = None
         if self._positions is not None:
-            positions, delta = self._authored("positions", lambda: self._positions(items, seq=seq, config=self.config))
+            positions, delta = self._checked_positions(items, seq)
         return MultimodalProcessorOutput(
             input_ids=expansion.ids,
             padded_input_ids=pad_by_offsets(expansion.ids, items),
@@ -563,9 +608,24 @@ class ModelProcessor(ABC):
             mrope_position_delta=delta,
         )
 
+    def _checked_positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray, int]:
+        """What the spec's function gives, if it is what a language model can read."""
+        found = self._authored("positions", lambda: self._positions(items, seq=seq, config=self.config))
+        positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
+        if not good or type(delta) is not int:
+            raise ProcessorError(
+                f"{self.spec.positions} must return positions [3, {seq}] int64 and a delta, a Python int",
+                **self._runtime.blame,
+            )
+        return positions, delta
+
     def _run(self, items: Sequence[_Item], step: Callable[[_Item], None]) -> None:
-        """One step over all items: in this thread where there is one, else on the executor; the first error in order is raised."""
-        if len(items) <= 1:
+        """One step over all items, on the executor where there are several; the first error in order is raised.
+
+        A thread of the executor that waited for others of it could wait for ever, so there the step runs where it is.
+        """
+        if len(items) <= 1 or getattr(_worker, "marked", False):
             for item in items:
                 step(item)
             return
@@ -607,14 +667,21 @@ class ModelProcessor(ABC):
                     f"option {name!r} of {self.spec.name} {why}; options here: {', '.join(allowed)}", argument=name
                 )
 
-    def _effective(self, options: Any, modality: Modality) -> dict[str, Any]:
-        """The options that can change this modality's output: these, and no others, enter its source key."""
+    def _effective(self, options: Any, modality: Modality) -> bytes:
+        """Digest of the options that can change this modality's output: these, and no others, enter its source key."""
+        if options is self.options:
+            return self._default_effective[modality]
+        return self._digest_options(options, modality)
+
+    def _digest_options(self, options: Any, modality: Modality) -> bytes:
         name = modality.name.lower()
-        return {
+        effective = {
             option: getattr(options, option)
             for option, scope in self._scopes
             if not scope.modalities or name in scope.modalities
         }
+        with self._identified("options have"):
+            return digest(frame(effective))
 
     # ---------------------------------------------------------------- blame
 
@@ -630,6 +697,16 @@ class ModelProcessor(ABC):
             where = f" on {path}" if path else ""
             raise ProcessorError(
                 f"{type(self).__name__}.{method} failed{where}: {type(error).__name__}: {error}", **self._runtime.blame
+            ) from error
+
+    @contextlib.contextmanager
+    def _identified(self, what: str) -> Iterator[None]:
+        """An author's value that no digest can be made of is the plugin's fault."""
+        try:
+            yield
+        except UsageError as error:
+            raise ProcessorError(
+                f"{type(self).__name__}.{what} what has no identity: {error.message}", **self._runtime.blame
             ) from error
 
     @contextlib.contextmanager
@@ -676,9 +753,13 @@ def _bind_process(
     media: tuple[Sequence[Any], ...], arguments: dict[str, Any]
 ) -> tuple[dict[Modality, Sequence[Any]], Any, Any, bool, dict[str, Any]]:
     """`process_async`'s arguments as `_begin` takes them."""
+    if len(media) > len(Modality):
+        raise UsageError(f"process_async takes {len(Modality)} lists of media, not {len(media)}", argument="media")
     given: dict[Modality, Sequence[Any]] = dict(zip(Modality, media, strict=False))
     for modality in Modality:
         if modality.argument in arguments:
+            if modality in given:
+                raise UsageError(f"{modality.argument} were given twice", argument=modality.argument)
             given[modality] = arguments.pop(modality.argument)
         given.setdefault(modality, ())
     return (
@@ -727,6 +808,18 @@ def _vocabulary_size(config: Mapping[str, Any]) -> int:
     text = config.get("text_config")
     sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
     return max((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def _detached(feature: Any, pixels: np.ndarray) -> Any:
+    """The feature in memory of its own: the pixels may be the caller's array, which can change afterwards."""
+    if isinstance(feature, np.ndarray):
+        return feature.copy() if np.may_share_memory(feature, pixels) else feature
+    torch = sys.modules.get("torch")  # who returned a tensor has imported torch
+    if torch is not None and isinstance(feature, torch.Tensor) and feature.device.type == "cpu":
+        storage, (first, end) = feature.untyped_storage(), np.lib.array_utils.byte_bounds(pixels)
+        if storage.data_ptr() < end and first < storage.data_ptr() + storage.nbytes():
+            return feature.clone()
+    return feature
 
 
 def _frozen(value: Any) -> Any:

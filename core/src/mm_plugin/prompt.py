@@ -11,7 +11,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -31,6 +31,8 @@ _PART_TYPES = {
 }
 # Supplementary private-use characters: no tokenizer has them in its vocabulary, and no template looks for them.
 _FIRST_STAND_IN = 0xF0000
+# Composed or not, with or without accents: what a tokenizer's normaliser may make of a character.
+_FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
@@ -59,6 +61,8 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._placeholders = dict(placeholders)
         protected = {str(token): int(index) for token, index in tokenizer.get_added_vocab().items()}
+        # A placeholder of the plain vocabulary, known to no list of added tokens, is what a client would forge first.
+        protected |= {str(tokenizer.convert_ids_to_tokens(index)): index for index in self._placeholders.values()}
         # An unknown token is what ordinary text becomes in some vocabularies: no sign of a forgery.
         unknown = getattr(tokenizer, "unk_token", None)
         self._protected = {token: index for token, index in protected.items() if token and token != unknown}
@@ -84,6 +88,8 @@ class PromptReader:
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
+            if any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
             ids = self._encode(prompt)
         elif _is_messages(prompt):
             messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
@@ -99,8 +105,9 @@ class PromptReader:
             slots.sort(key=lambda pair: pair[0].start)
         return TokenizedPrompt(ids, slots, media)
 
-    def _encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._tokenizer(text)["input_ids"], dtype=np.int64)
+    def _encode(self, text: str, *, rendered: bool = False) -> np.ndarray:
+        # What a template rendered has its special tokens already; a tokenizer that adds one of its own would repeat it.
+        return np.asarray(self._tokenizer(text, add_special_tokens=not rendered)["input_ids"], dtype=np.int64)
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -121,18 +128,21 @@ class PromptReader:
         """
         text = self._render(messages)
         if self._split is None:
-            return self._encode(text)
+            return self._encode(text, rendered=True)
         for choose in (self._any_first_character, self._whole_tokens):
-            masked = _Mask(choose)
-            veiled = self._render([masked.hide(message) for message in messages])
+            masked = _Mask(choose, self._whole_tokens)
+            try:
+                veiled = self._render([masked.hide(message) for message in messages])
+            except RequestError:  # it takes the messages as they came, so it looks into the text
+                continue
             if masked.reveal(veiled) == text:
                 break
         else:
             raise RequestError("messages: the chat template changes with the special tokens in them", path="messages")
-        ids = self._encode(text)
+        ids = self._encode(text, rendered=True)
         if not masked.used:
             return ids
-        veiled_ids = self._encode(veiled)
+        veiled_ids = self._encode(veiled, rendered=True)
         if np.array_equal(self._only_protected(ids), self._only_protected(veiled_ids)):
             return ids
         if np.array_equal(self._encode_runs(veiled), veiled_ids):
@@ -186,7 +196,8 @@ class PromptReader:
         return [
             index
             for index, character in enumerate(text)
-            if character in firsts or (character > "\x7f" and unicodedata.normalize("NFKC", character)[:1] in firsts)
+            if character in firsts
+            or (character > "\x7f" and any(unicodedata.normalize(form, character)[:1] in firsts for form in _FORMS))
         ]
 
     def _whole_tokens(self, text: str) -> list[int]:
@@ -198,8 +209,8 @@ class PromptReader:
 class _Mask:
     """Puts stand-ins for chosen characters in every string of a message, and takes them out again."""
 
-    def __init__(self, choose: Callable[[str], list[int]]) -> None:
-        self._choose = choose
+    def __init__(self, choose: Callable[[str], list[int]], whole: Callable[[str], list[int]]) -> None:
+        self._choose, self._whole = choose, whole
         self._stand_ins: dict[str, str] = {}
         self._originals: dict[int, str] = {}
 
@@ -209,10 +220,16 @@ class _Mask:
 
     def hide(self, value: Any, key: str | None = None) -> Any:
         if isinstance(value, Mapping):
-            return {name: self.hide(part, name) for name, part in value.items()}
+            # A template looks names up, so those that can be looked up stay, unless they are a token themselves.
+            return {self._hide_text(name, named=True): self.hide(part, name) for name, part in value.items()}
         if isinstance(value, list):
             return [self.hide(part) for part in value]
-        if not isinstance(value, str) or key == "type":
+        if not isinstance(value, str):
+            return value
+        return self._hide_text(value, named=key == "type")
+
+    def _hide_text(self, value: str, *, named: bool) -> str:
+        if named and value.isidentifier() and not self._whole(value):
             return value
         characters = list(value)
         for index in self._choose(value):
@@ -272,7 +289,7 @@ def _copied(value: Any, index: int) -> Any:
     if isinstance(value, str):
         return _clean(value, index)
     if isinstance(value, Mapping):
-        return {str(name): _copied(part, index) for name, part in value.items()}
+        return {_clean(str(name), index): _copied(part, index) for name, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_copied(part, index) for part in value]
     return value

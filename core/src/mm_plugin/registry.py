@@ -11,8 +11,10 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -37,11 +39,9 @@ from mm_plugin.errors import (
     SpecError,
     UsageError,
 )
-from mm_plugin.settings import Settings
+from mm_plugin.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
-    import os
-
     from mm_plugin.cache import EmbeddingCache, Store
     from mm_plugin.checkpoint import Checkpoint
     from mm_plugin.encoder import Encoder
@@ -74,7 +74,7 @@ class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
         location: folder that holds it.
         claims: what it says it serves, by kind: `architectures`, `model_types`, `fallback`, `stores`, `observers`.
         state: `available` (not asked for yet), `loaded`, `disabled`, `failed`, `conflict` or `incompatible`.
-        stage: where it failed: `discover`, `requirements`, `import`, `hooks`, `register` or `spec`.
+        stage: where it failed: `discover`, `requirements`, `import`, `hooks`, `register`, `spec` or `classes`.
         code: one word for the kind of fault.
         error_type: class of the exception.
         error: its message, or a sentence of ours.
@@ -193,8 +193,12 @@ def discover(
         UsageError: a setting cannot be read.
         PluginLoadError: with `strict`, when a claim is in conflict or belongs to no plugin.
     """
+    notices: list[str] = []
+    if settings is None:
+        settings, notices = Settings.from_env(), unknown_variables(os.environ)
     return Registry(
-        settings if settings is not None else Settings.from_env(),
+        settings,
+        notices=notices,
         executor=executor,
         preprocess_store=preprocess_store,
         embedding_cache=embedding_cache,
@@ -211,6 +215,7 @@ class Registry:
         self,
         settings: Settings,
         *,
+        notices: Iterable[str] = (),
         executor: Executor | None = None,
         preprocess_store: Store | None = None,
         embedding_cache: EmbeddingCache | None = None,
@@ -224,6 +229,8 @@ class Registry:
         self._closed = False
         self._plugins: list[_Plugin] = []
         self._claims: dict[tuple[str, str], list[_Plugin]] = {}
+        for notice in notices:
+            self._notice(notice)
         self._discover()
 
     # ---------------------------------------------------------------- discovery
@@ -374,6 +381,36 @@ class Registry:
                 self._load(plugin, chosen=len(plugins) == 1)
             return plugins[0].record()
 
+    def check_plugin(self, name: str, bases: Mapping[str, type | None]) -> PluginRecord:
+        """Import one plugin and what its specs name, and return its record; for diagnosis, never for serving.
+
+        Args:
+            name: the plugin's name.
+            bases: by field of `ModelSpec`, the class that what it names must subclass, or None for a function.
+
+        Raises:
+            UsageError: no installed plugin has this name.
+            PluginLoadError: with `strict`, when it is broken.
+        """
+        with self._lock:
+            self.load_plugin(name)
+            plugin = next(plugin for plugin in self._plugins if plugin.name == name)
+            if plugin.state == "loaded":
+                began = time.perf_counter()
+                try:
+                    for spec in plugin.specs:
+                        for field, base in bases.items():
+                            if getattr(spec, field) is not None:
+                                self._load_class(plugin, spec, field, base)
+                except PluginLoadError as error:
+                    self._record_failure(plugin, "classes", error.__cause__ or error, time.perf_counter() - began)
+                    if self.settings.strict:
+                        raise self._load_error(plugin) from error
+                else:
+                    elapsed = plugin.facts["elapsed_ms"] + (time.perf_counter() - began) * 1e3
+                    plugin.facts["elapsed_ms"] = round(elapsed, 3)
+            return plugin.record()
+
     # ---------------------------------------------------------------- loading
 
     def _load(self, plugin: _Plugin, *, chosen: bool = False) -> bool:
@@ -383,6 +420,8 @@ class Registry:
                 return True
             settled = chosen and plugin.facts.get("code") == "claim_conflict"
             if plugin.state != "available" and not settled:
+                if self.settings.strict and plugin.state in ("failed", "incompatible"):
+                    raise self._load_error(plugin)
                 return False
             began = time.perf_counter()
             before = set(sys.modules)
@@ -418,11 +457,13 @@ class Registry:
             code, hint, missing = error.code, error.hint, error.missing
         elif isinstance(error, SystemExit):
             code = "exit_at_import"
-        elif isinstance(error, ModuleNotFoundError) and stage == "import":
+        elif isinstance(error, ModuleNotFoundError) and stage in ("import", "classes"):
             code, missing = "missing_module", error.name
             hint = _hint_for_missing(plugin, error.name)
         elif isinstance(error, SpecError):
             code = "bad_spec"
+        elif stage == "classes":
+            code = "class_error"
         elif stage == "register":
             code = "hook_error"
         plugin.refuse(
@@ -430,7 +471,7 @@ class Registry:
             stage=stage,
             code=code,
             error_type=None if isinstance(error, _Refusal) else type(error).__name__,
-            error=str(error) or type(error).__name__,
+            error=_said(error),
             where=_where(error, plugin.module),
             missing=missing,
             hint=hint or f"mm-plugin doctor {plugin.name}",
@@ -478,7 +519,7 @@ class Registry:
                 plugin = self._claimant(group, name, chosen, asked)
                 if plugin is not None:
                     return plugin, _spec_for(plugin, group, name)
-            plugin = self._fallback(chosen, asked)
+            plugin = self._fallback(chosen, asked) if asked else None
             if plugin is not None:
                 return plugin, plugin.specs[0]
             raise self._no_model(asked, "no installed plugin claims it")
@@ -513,8 +554,9 @@ class Registry:
         from mm_plugin.events import Fallback
 
         names = ", ".join(name for _, name in asked)
-        logger.warning("mm-plugin: no plugin claims %s; the fallback %s serves it", names, live[0].label)
-        self.observers.emit(Fallback(what=names, used=live[0].name, why="no installed plugin claims it"))
+        why = "no installed plugin claims it" if chosen is None else "the caller chose it"
+        logger.warning("mm-plugin: the fallback %s serves %s: %s", live[0].label, names, why)
+        self.observers.emit(Fallback(what=names, used=live[0].name, why=why))
         return live[0]
 
     def _no_model(self, asked: Sequence[tuple[str, str]], why: str) -> NoModelError:
@@ -604,41 +646,46 @@ class Registry:
             )
             return encoder
 
-    def load_demo(self, name: str) -> Any:
-        """The class that a loaded plugin declares for `mm-plugin demo`, or None.
+    def load_declared(self, name: str, field: str, base: type) -> Any:
+        """The class that the specs of a plugin name in a field, the first that names one; None where none does.
+
+        Args:
+            name: the plugin's name.
+            field: of `ModelSpec`, such as `demo`.
+            base: what the class must subclass.
 
         Raises:
             UsageError: no such plugin.
-            PluginLoadError: the plugin, or its demo, cannot be imported.
+            PluginLoadError: the plugin or the class cannot be imported.
         """
-        from mm_plugin.testing import Demo
-
         with self._lock:
             self.load_plugin(name)
             found = next(plugin for plugin in self._plugins if plugin.name == name)
             if found.state != "loaded":
                 raise self._load_error(found)
-            spec = next((spec for spec in found.specs if spec.demo), None)
-        return None if spec is None else self._load_class(found, spec, "demo", Demo)
+            spec = next((spec for spec in found.specs if getattr(spec, field) is not None), None)
+        return None if spec is None else self._load_class(found, spec, field, base)
 
     def _open(self, checkpoint: Any, architecture: str | None, chosen: str | None) -> tuple[Checkpoint, _Plugin, Any]:
         from mm_plugin.checkpoint import Checkpoint
 
-        if self._closed:
-            raise UsageError("the registry is closed", argument="registry")
+        self._check_open()
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         plugin, spec = self._resolve(opened.config, architecture, chosen)
         return opened, plugin, spec
 
-    def _load_class(self, plugin: _Plugin, spec: ModelSpec, field: str, base: type) -> Any:
-        """The class that a spec names, imported, with the plugin to blame where it cannot be."""
+    def _load_class(self, plugin: _Plugin, spec: ModelSpec, field: str, base: type | None) -> Any:
+        """The class (a function where `base` is None) that a spec names, with the plugin to blame where it cannot be had."""
         with _blaming(
             plugin, PluginLoadError, f"{spec.name} names {field} {getattr(spec, field)!r}, which cannot be loaded"
         ):
             cls = spec.load(field)
-        if not (isinstance(cls, type) and issubclass(cls, base)):
+        if base is None and callable(cls):
+            return cls
+        if base is None or not (isinstance(cls, type) and issubclass(cls, base)):
+            expected = "be callable" if base is None else f"be a subclass of mm_plugin's {base.__name__}"
             raise PluginLoadError(
-                f"{plugin.label}: {field} {getattr(spec, field)!r} must be a subclass of mm_plugin's {base.__name__}",
+                f"{plugin.label}: {field} {getattr(spec, field)!r} must {expected}",
                 **plugin.blame,
             )
         return cls
@@ -652,20 +699,26 @@ class Registry:
 
         with self._lock:
             if self._observers is None:
-                self._observers = Observers()
-                for (group, name), plugins in sorted(self._claims.items()):
+                found = Observers()
+                for group, name in sorted(self._claims):
                     if group == OBSERVERS:
-                        for plugin in plugins:
-                            if self._load(plugin):
-                                self._observers.add(plugin.services[OBSERVERS][name])
+                        live = [plugin for plugin in self._claims[group, name] if plugin.state != "disabled"]
+                        if len(live) == 1 and self._load(live[0], chosen=True):
+                            found.add(live[0].services[OBSERVERS][name])
+                self._observers = found
             return self._observers
 
     @property
     def executor(self) -> Executor:
         """Runs the item stage."""
         with self._lock:
+            self._check_open()
             if self._executor is None:
-                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin")
+                from mm_plugin.processor import mark_worker
+
+                pool = ThreadPoolExecutor(
+                    self.settings.threads, thread_name_prefix="mm-plugin", initializer=mark_worker
+                )
                 self._owned.append(lambda: pool.shutdown(wait=True, cancel_futures=True))
                 self._executor = pool
             return self._executor
@@ -674,9 +727,10 @@ class Registry:
     def preprocess_store(self) -> Store:
         """Keeps prepared items, by source key."""
         with self._lock:
+            self._check_open()
             if self._preprocess_store is None:
                 store = self.make_store(self.settings.store, self.settings.preprocess_cache_bytes)
-                self._owned.append(store.close)
+                self._own_store(store)
                 self._preprocess_store = store
             return self._preprocess_store
 
@@ -686,12 +740,21 @@ class Registry:
         from mm_plugin.cache import EmbeddingCache
 
         with self._lock:
+            self._check_open()
             if self._embedding_cache is None:
                 capacity = self.settings.embedding_cache_bytes
                 store = self.make_store(self.settings.store, capacity)
-                self._owned.append(store.close)
+                self._own_store(store)
                 self._embedding_cache = EmbeddingCache(capacity, store=store)
             return self._embedding_cache
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the registry is closed", argument="registry")
+
+    def _own_store(self, store: Store) -> None:
+        # `close` goes from the end: stores come before the executor here, so that no item still runs when they close.
+        self._owned.insert(0, store.close)
 
     def make_store(self, name: str, capacity_bytes: int) -> Store:
         """A new store of a kind: `memory`, or one that a plugin claims in the group `mm_plugin.stores`.
@@ -723,7 +786,11 @@ class Registry:
             self._closed = True
             owned, self._owned = self._owned, []
         for release in reversed(owned):
-            release()
+            try:
+                release()
+            except Exception:
+                # A plugin's store; the others must be closed all the same.
+                logger.warning("mm-plugin: %r failed and is left as it is", release, exc_info=True)
 
     def __enter__(self) -> Self:
         return self
@@ -752,9 +819,9 @@ def _entry_points(notice: Callable[[str], None]) -> Iterable[Any]:
                     seen.add(name)
                     found.extend(dist.entry_points)
             except Exception as error:
-                where = _location(dist)
                 notice(
-                    f"a distribution in {where} has unreadable metadata ({type(error).__name__}: {error}); it is left out"
+                    f"distribution {_name(dist)} in {_location(dist)} has unreadable metadata "
+                    f"({type(error).__name__}: {error}); it is left out"
                 )
         return found
 
@@ -776,6 +843,10 @@ def _quietly(read: Callable[[], str], default: str) -> str:
         return read()
     except Exception:
         return default
+
+
+def _name(dist: Any) -> str:
+    return _quietly(lambda: str(dist.name), "without a name")
 
 
 def _location(dist: Any) -> str:
@@ -841,7 +912,7 @@ def _checked_manager(module: ModuleType) -> Any:
     manager.add_hookspecs(hookspecs)
     known = sorted(name for name in vars(hookspecs) if name.startswith("mm_register_"))
     for name, value in sorted(vars(module).items()):
-        if not callable(value) or not name.startswith("mm_"):
+        if not inspect.isroutine(value):
             continue
         marked = getattr(value, f"{hookspecs.PROJECT}_impl", None) is not None
         if name in known and not marked:
@@ -932,7 +1003,7 @@ def _blaming(plugin: _Plugin, kind: type[PluginError], what: str) -> Any:
     except (Exception, SystemExit) as error:
         where = _where(error, plugin.module)
         place = f" [{where}]" if where else ""
-        raise kind(f"{plugin.label}: {what}: {type(error).__name__}: {error}{place}", **plugin.blame) from error
+        raise kind(f"{plugin.label}: {what}: {type(error).__name__}: {_said(error)}{place}", **plugin.blame) from error
 
 
 def _forget_modules(module: str, before: set[str]) -> None:
@@ -941,6 +1012,11 @@ def _forget_modules(module: str, before: set[str]) -> None:
     for name in set(sys.modules) - before:
         if name == package or name.startswith(package + "."):
             del sys.modules[name]
+
+
+def _said(error: BaseException) -> str:
+    """An exception's message, or its class where it has none or cannot say it: its code is the plugin's too."""
+    return _quietly(lambda: str(error), "") or type(error).__name__
 
 
 def _format(error: BaseException) -> str:
@@ -987,7 +1063,7 @@ def _asked(config: Any, architecture: str | None) -> list[tuple[str, str]]:
             f"a config is a folder, a mapping or a PretrainedConfig, not {type(config).__name__}", argument="config"
         )
     if architectures:
-        if isinstance(architectures, str) or not all(isinstance(name, str) for name in architectures):
+        if not isinstance(architectures, list | tuple) or not all(isinstance(name, str) for name in architectures):
             raise UsageError("config.architectures must be a list of names", argument="config")
         return [(ARCHITECTURES, name) for name in architectures]
     return [(MODEL_TYPES, model_type)] if isinstance(model_type, str) and model_type else []

@@ -72,7 +72,8 @@ def lay_sentinels(out: np.ndarray, start: int, end: int, pad_values: PadValues) 
     values = np.array(pad_values, dtype=np.int64)
     whole = start + (end - start) // 4 * 4
     out[start:whole].reshape(-1, 4)[:] = values  # one broadcast is three times faster than four strided writes
-    out[whole:end] = values[: end - whole]
+    if whole < end:
+        out[whole:end] = values[: end - whole]
 
 
 def check_vocabulary(size: int) -> None:

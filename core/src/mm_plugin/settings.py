@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -47,6 +48,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     store: str = "memory"
     threads: Count = min(8, os.cpu_count() or 1)
 
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(type(self)):
+            try:
+                msgspec.convert(getattr(self, field.name), field.type)
+            except msgspec.ValidationError as error:
+                raise UsageError(f"setting {field.name}: {error}", argument=field.name) from error
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
         """Read the settings from environment variables; `overrides` win.
@@ -72,3 +80,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.convert(values | overrides, cls)
         except msgspec.ValidationError as error:
             raise UsageError(f"setting: {error}", argument="settings") from error
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks like a setting and is none."""
+    known = {PREFIX + field.name.upper() for field in msgspec.structs.fields(Settings)}
+    sentences = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            sentences.append(f"environment variable {name} is no setting{hint}")
+    return sentences

@@ -67,11 +67,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("architectures", "model_types", "modalities", "token_pairs"):
             if not isinstance(getattr(self, name), tuple):
                 refuse(f"{name} must be a tuple, got {type(getattr(self, name)).__name__}")
+        for name in ("architectures", "model_types"):
+            if not all(isinstance(served, str) and served for served in getattr(self, name)):
+                refuse(f"{name} must hold names")
         if not self.modalities:
             refuse("modalities is empty; a plugin serves at least one")
         for modality in self.modalities:
             if not isinstance(modality, Modality):
                 refuse(f"modalities holds {modality!r}, which is no Modality")
+        if len(set(self.modalities)) < len(self.modalities):
+            refuse("modalities names one twice")
         for name in ("placeholders", "fields"):
             given = getattr(self, name)
             if not isinstance(given, Mapping) or set(given) != set(self.modalities):
@@ -81,9 +86,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
                 refuse(f"fields[{modality.name}] must be a tuple of identifiers")
         if any(not isinstance(token, str) or not token for token in self.placeholders.values()):
             refuse("placeholders must be token strings")
-        if any(len(pair) != 2 or not all(isinstance(token, str) for token in pair) for pair in self.token_pairs):
+        if any(
+            not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(t, str) and t for t in pair)
+            for pair in self.token_pairs
+        ):
             refuse("token_pairs must hold (start, end) token strings")
-        if self.padding not in PADDING_RULES and not _REFERENCE.fullmatch(self.padding):
+        if self.padding not in PADDING_RULES and not _REFERENCE.fullmatch(str(self.padding)):
             refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
         if self.padding == "pairs" and not self.token_pairs:
             refuse("padding='pairs' needs token_pairs")

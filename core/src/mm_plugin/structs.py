@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -192,6 +193,25 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         return True
 
 
+def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[int, int, MultimodalDataItem]]:
+    """All spans of all items, sorted by start: (start, end inclusive, item).
+
+    Raises:
+        SpanError: two overlap, one leaves the sequence, or one is empty.
+    """
+    spans = sorted(
+        ((start, end, index) for index, item in enumerate(items) for start, end in item.offsets),
+    )
+    last = -1
+    for start, end, index in spans:
+        if start < 0 or end < start or end >= seq:
+            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) does not lie in {seq} tokens")
+        if start <= last:
+            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) overlaps the one that ends at {last}")
+        last = end
+    return [(start, end, items[index]) for start, end, index in spans]
+
+
 class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The ids that a scheduler or a model dispatches on; None where the model has no such token.
 
@@ -281,7 +301,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         An item without a span and without content is dropped and counted.
 
         Raises:
-            SpanError: an item with content has no span, an item with a span has no content, or spans leave the ids.
+            SpanError: an item with content has no span, an item with a span has no content, or spans overlap or leave the ids.
         """
         items: list[MultimodalDataItem] = []
         totals = dict.fromkeys(Modality, 0)
@@ -293,16 +313,12 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
                 continue
             if not item.is_valid():
                 raise SpanError(f"mm_items[{index}]: an item needs content, sentinels and ordered spans in the prompt")
-            if item.offsets[-1][1] >= len(output.padded_input_ids):
-                raise SpanError(
-                    f"mm_items[{index}]: its span ends at {item.offsets[-1][1]}, "
-                    f"the prompt has {len(output.padded_input_ids)} tokens"
-                )
             copy = msgspec.structs.replace(
                 item, offsets=list(item.offsets), model_specific_data=dict(item.model_specific_data)
             )
             items.append(copy)
             totals[copy.modality] += copy.num_tokens
+        checked_spans(items, len(output.padded_input_ids))
         positions = output.mrope_positions
         return cls(
             mm_items=items,
@@ -367,11 +383,13 @@ def as_ids(value: Any, *, what: str = "input_ids") -> np.ndarray:
     Raises:
         UsageError: it is not one-dimensional, or not integers.
     """
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
+    if isinstance(value, AbstractSet | Mapping):
+        raise UsageError(f"{what}: a {type(value).__name__} has no order", argument=what)
     try:
+        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+            value = value.detach().cpu().numpy()
         array = np.asarray(value if isinstance(value, np.ndarray | Sequence) else list(value))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise UsageError(f"{what}: {type(value).__name__} is no sequence of integers", argument=what) from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"{what}: expected one dimension of integers, got {array.dtype} {array.shape}", argument=what)

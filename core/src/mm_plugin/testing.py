@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from mm_plugin.cache import EmbeddingCache
+    from mm_plugin.processor import ModelProcessor
     from mm_plugin.structs import MultimodalProcessorOutput
 
 
@@ -37,8 +38,28 @@ class Reference(msgspec.Struct, frozen=True, eq=False):
     position_ids: Any = None
 
 
+class RowBoxes(msgspec.Struct, frozen=True):
+    """Where the rows of one image lie, for drawing.
+
+    Attributes:
+        height: of the resized picture, pixels.
+        width: of the resized picture, pixels.
+        boxes: (left, top, right, bottom) of each row, pixels.
+    """
+
+    height: int
+    width: int
+    boxes: tuple[tuple[int, int, int, int], ...]
+
+
 class Demo(ABC):
-    """What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, and the model's own forward to compare with."""
+    """What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, and the model's own forward to compare with.
+
+    Attributes:
+        options: load options under which the plugin prepares images exactly as `reference` does.
+    """
+
+    options: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def make_checkpoint(self, folder: Path) -> None:
@@ -53,12 +74,17 @@ class Demo(ABC):
         """The whole model in float32 on the CPU, opened by its own library."""
 
     @abstractmethod
-    def reference(self, model: Any, output: MultimodalProcessorOutput, images: Sequence[bytes]) -> Reference:
-        """The model's own forward on the expanded prompt and on images that its own library prepares.
+    def input_embedding(self, model: Any) -> Any:
+        """The model's text embedding."""
+
+    @abstractmethod
+    def reference(self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
+        """The model's own forward on an expanded prompt and on images that its own library prepares.
 
         Args:
             model: what `open_model` returned.
-            output: the processed request, for its expanded ids.
+            checkpoint: the folder.
+            input_ids: [N] int64, model ids of the expanded prompt.
             images: encoded files, in prompt order.
         """
 
@@ -67,18 +93,8 @@ class Demo(ABC):
         """The model's logits [N, vocabulary] on embeddings that were made elsewhere."""
 
     @abstractmethod
-    def patch_boxes(
-        self, item: MultimodalDataItem, size: tuple[int, int]
-    ) -> tuple[tuple[int, int], list[tuple[int, ...]]]:
-        """How a picture is cut, for drawing.
-
-        Args:
-            item: a processed image.
-            size: (height, width) of the picture, pixels.
-
-        Returns:
-            (height, width) of the resized picture, and for each row of the encoder its (left, top, right, bottom) in it, pixels.
-        """
+    def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
+        """Which part of the resized picture each row of an image stands for."""
 
 
 def photographs() -> list[tuple[str, bytes]]:

@@ -30,7 +30,7 @@ def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[
     merge = int(config.get("vision_config", {}).get("spatial_merge_size", 2))
     spans, grids = [], []
     for item in items:
-        t, h, w = (int(side) for side in np.asarray(item.image_grid_thw).reshape(3))
+        t, h, w = np.asarray(item.image_grid_thw).reshape(3).tolist()
         spans += item.offsets
         grids.append((t, h // merge, w // merge))
     return mrope_positions(spans, grids, seq=seq)

@@ -1,0 +1,297 @@
+"""`mm-plugin demo`: the main job on real photographs, offline, with what a reader wants to see of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import mm_plugin
+from mm_plugin.cli.picture import draw
+from mm_plugin.cli.plugins import plugin_table
+from mm_plugin.errors import UsageError
+from mm_plugin.events import EncodeBatch, Event, ItemKeyed
+from mm_plugin.registry import Registry, discover
+from mm_plugin.testing import Demo, embed_in_chunks, photographs
+
+if TYPE_CHECKING:
+    from mm_plugin.processor import ModelProcessor
+    from mm_plugin.structs import MultimodalDataItem, MultimodalProcessorOutput
+
+
+# As many items as a terminal of 80 columns shows side by side.
+_ITEMS_ABREAST = 2
+
+
+class _Counts:
+    """An observer that counts what the demo tells of."""
+
+    def __init__(self) -> None:
+        self.prepared = self.repeated = self.encoder_calls = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ItemKeyed):
+            self.repeated += event.cached
+            self.prepared += not event.cached
+        elif isinstance(event, EncodeBatch):
+            self.encoder_calls += 1
+
+    def take(self) -> tuple[int, int, int]:
+        """(media decoded and prepared, media known already, encoder calls) since the last time."""
+        counts = (self.prepared, self.repeated, self.encoder_calls)
+        self.prepared = self.repeated = self.encoder_calls = 0
+        return counts
+
+
+def demo(model: str | None, *, files: Sequence[Path], chunk: int, picture: Path, rebuild: bool) -> int:
+    """Process two photographs, embed them whole and in chunks, compare with the model's own forward, and draw the prompt.
+
+    Args:
+        model: name of the plugin to show; the first that has a demo where None.
+        files: pictures in place of the bundled ones.
+        chunk: tokens in a prefill chunk.
+        picture: PNG file to write.
+        rebuild: make the tiny checkpoint anew.
+
+    Returns:
+        0 where every comparison holds, else 1.
+    """
+    console = Console()
+    images = [(file.name, _read(file)) for file in files] or photographs()
+    with discover() as registry:
+        console.print(plugin_table(registry.plugins))
+        name, shown = _choose(registry, model)
+        show = _Show(console, registry, shown, images, chunk)
+        with console.status(f"{name}: making the checkpoint"):
+            folder = _checkpoint(registry, name, shown, rebuild=rebuild)
+        with console.status(f"{name}: opening the model (this imports torch and transformers)"):
+            show.open(folder)
+        with console.status(f"{name}: processing"):
+            show.process()
+        with console.status(f"{name}: embedding and comparing"):
+            show.compare()
+            show.repeat()
+            show.change_a_pixel()
+        show.paint(picture)
+    console.print("[green]everything agrees[/]" if show.agrees else "[red]something differs[/]")
+    return 0 if show.agrees else 1
+
+
+class _Show:
+    """The acts of the demo, in order."""
+
+    def __init__(
+        self, console: Console, registry: Registry, shown: Demo, images: Sequence[tuple[str, bytes]], chunk: int
+    ) -> None:
+        self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
+        self._names, self._images = [name for name, _ in images], [data for _, data in images]
+        self._counts = _Counts()
+        self.agrees = True
+        self._output: MultimodalProcessorOutput
+        self._processor: ModelProcessor
+
+    def open(self, folder: Path) -> None:
+        """Processor, encoder and the whole reference model from one folder."""
+        self._registry.observers.add(self._counts)
+        self._folder = folder
+        self._processor = self._registry.load_processor(folder, **self._demo.options)
+        self._encoder = self._registry.load_encoder(folder)
+        self._model = self._demo.open_model(folder)
+        self._embedding = self._demo.input_embedding(self._model)
+        self._prompt = self._demo.prompt(len(self._images))
+        options = ", ".join(f"{key}={value}" for key, value in self._demo.options.items())
+        self._console.print(f"checkpoint  {escape(str(folder))}  {escape(options)}", highlight=False)
+
+    def process(self) -> None:
+        """The prompt and its media, a table row per item."""
+        self._output = output = self._processor.process(self._prompt, self._images)
+        self._counts.take()
+        self._console.print(f"a prompt of {len(output.input_ids)} tokens, {len(output.mm_items)} media")
+        facts = [self._facts(*entry) for entry in zip(self._images, output.mm_items, strict=True)]
+        for first in range(0, len(facts), _ITEMS_ABREAST):
+            shown = slice(first, first + _ITEMS_ABREAST)
+            table = Table(
+                "medium", *map(escape, self._names[shown]), title="Items", title_justify="left", show_lines=True
+            )
+            for label in facts[first]:
+                table.add_row(label, *(escape(entry[label]) for entry in facts[shown]))
+            self._console.print(table)
+
+    def _facts(self, data: bytes, item: MultimodalDataItem) -> dict[str, str]:
+        boxes = self._demo.row_boxes(self._processor, item)
+        with Image.open(io.BytesIO(data)) as image:
+            size = f"{image.height} x {image.width}"
+        fields = {key: str(np.asarray(value).tolist()) for key, value in item.model_specific_data.items()}
+        return {
+            "size": size,
+            "resized": f"{boxes.height} x {boxes.width}",
+            **fields,
+            "tokens": str(item.num_tokens),
+            "span": ", ".join(f"{start}..{end}" for start, end in item.offsets),
+            "identity": (item.identity or b"").hex()[:24] + "...",
+            "sentinels": "\n".join(map(str, item.padding_values())),
+        }
+
+    def compare(self) -> None:
+        """Whole against chunked against the model's own library."""
+        output = self._output
+        whole = self._embed(output, len(output.input_ids))
+        calls_whole = self._counts.take()[2]
+        chunked = self._embed(output, self._chunk)
+        calls_chunked = self._counts.take()[2]
+        reference = self._demo.reference(self._model, self._folder, output.input_ids, self._images)
+        logits = self._demo.logits(self._model, whole, output.mrope_positions)
+        parts = -(-len(output.input_ids) // self._chunk)
+        table = Table(title="Embeddings", title_justify="left")
+        for column in ("ours with", "largest difference", "allowed", "encoder calls"):
+            table.add_column(column)
+        self._row(table, f"{parts} chunks of {self._chunk}, the whole", _apart(chunked, whole), 1e-5, calls_chunked)
+        self._row(table, "embeddings, transformers", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, "logits, transformers", _apart(logits, reference.logits), 1e-4)
+        if reference.position_ids is not None and output.mrope_positions is not None:
+            apart = int(np.abs(output.mrope_positions - reference.position_ids).max())
+            self._row(table, "positions, transformers", apart, 0)
+        self._console.print(table)
+
+    def repeat(self) -> None:
+        """The same request again: nothing is decoded and nothing is encoded."""
+        again = self._processor.process(self._prompt, self._images)
+        self._embed(again, len(again.input_ids), cached=True)
+        self._counts.take()
+        again = self._processor.process(self._prompt, self._images)
+        self._embed(again, len(again.input_ids), cached=True)
+        decoded, repeated, calls = self._counts.take()
+        same = all(a.identity == b.identity for a, b in zip(again.mm_items, self._output.mm_items, strict=True))
+        self._say(
+            same and decoded == 0 and calls == 0,
+            f"the same {repeated} media again: {decoded} decoded, {calls} encoder calls, identities "
+            + ("equal" if same else "DIFFER"),
+        )
+
+    def change_a_pixel(self) -> None:
+        """One level of one pixel of the first medium: another identity, and the cache ids part where it begins."""
+        changed = self._processor.process(self._prompt, [_one_pixel_off(self._images[0]), *self._images[1:]])
+        self._counts.take()
+        first, before = changed.mm_items[0], self._output.mm_items[0]
+        common = _common_prefix(changed.padded_input_ids, self._output.padded_input_ids)
+        start = before.offsets[0][0]
+        self._say(
+            first.identity != before.identity and common == start,
+            f"one pixel of {self._names[0]} changed: identity {(first.identity or b'').hex()[:16]}..., "
+            f"the cache ids agree for {common} tokens, the image begins at {start}",
+        )
+
+    def paint(self, file: Path) -> None:
+        """The photographs with their grids, and the prompt as a strip of tokens."""
+        items = self._output.mm_items
+        draw(
+            [
+                (name, data, self._demo.row_boxes(self._processor, item))
+                for name, data, item in zip(self._names, self._images, items, strict=True)
+            ],
+            self._output,
+            chunk=self._chunk,
+        ).save(_made(file))
+        self._console.print(f"picture  {escape(str(file))}", highlight=False)
+
+    def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
+        cache = self._registry.embedding_cache if cached else None
+        return embed_in_chunks(output, self._embedding, self._encoder, size=size, cache=cache)
+
+    def _row(self, table: Table, what: str, found: float, allowed: float, calls: int | None = None) -> None:
+        good = found <= allowed
+        self.agrees &= good
+        shown = f"[{'green' if good else 'red'}]{found:.3g}[/]"
+        table.add_row(what, shown, f"{allowed:g}", "" if calls is None else str(calls))
+
+    def _say(self, good: bool, text: str) -> None:
+        self.agrees &= good
+        self._console.print(
+            f"[{'green' if good else 'red'}]{'yes' if good else 'NO'}[/]  {escape(text)}", highlight=False
+        )
+
+
+def _choose(registry: Registry, model: str | None) -> tuple[str, Demo]:
+    """The plugin to show, and its demo."""
+    tried = []
+    for record in registry.plugins:
+        if model not in (None, record.name) or (model is None and record.state != "available"):
+            continue
+        cls = registry.load_declared(record.name, "demo", Demo)
+        if cls is not None:
+            return record.name, cls()
+        tried.append(record.name)
+    if model is not None and not tried:
+        known = ", ".join(record.name for record in registry.plugins) or "none"
+        raise UsageError(f"no plugin {model!r} is installed; installed: {known}", argument="model")
+    raise UsageError(
+        f"no demo in {', '.join(tried)}" if tried else "no plugin is installed; try: pip install mm-plugin-qwen2vl",
+        argument="model",
+    )
+
+
+def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) -> Path:
+    """The plugin's tiny checkpoint, built once and then kept in the user's cache folder."""
+    record = next(record for record in registry.plugins if record.name == name)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mm-plugin" / "demo"
+    folder = root / f"{name}-{record.version}-{mm_plugin.__version__}"
+    if rebuild:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        # Built aside and moved in whole, so that an interrupted build is never taken for a checkpoint.
+        built = Path(tempfile.mkdtemp(prefix="building-", dir=root))
+        try:
+            shown.make_checkpoint(built)
+            built.rename(folder)
+        except BaseException:
+            shutil.rmtree(built, ignore_errors=True)
+            raise
+    return folder
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", argument="image") from error
+
+
+def _made(file: Path) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="picture") from error
+    return file
+
+
+def _one_pixel_off(data: bytes) -> bytes:
+    """The same picture as a PNG, one channel of the pixel in its middle inverted."""
+    with Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert("RGB")
+    middle = (image.width // 2, image.height // 2)
+    red, green, blue = (int(level) for level in np.asarray(image)[middle[1], middle[0]])
+    image.putpixel(middle, (255 - red, green, blue))
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    length = min(len(left), len(right))
+    different = np.flatnonzero(left[:length] != right[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _apart(left: Any, right: Any) -> float:
+    return float((left - right).abs().max())

@@ -1,0 +1,26 @@
+"""`python -m mm_plugin.cli.probe NAME FILE`: import one plugin and all that it names, and write its record to a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from mm_plugin.encoder import Encoder
+from mm_plugin.processor import ModelProcessor
+from mm_plugin.registry import discover
+from mm_plugin.testing import Demo
+
+# What a spec's fields must name; None is a function.
+BASES = {"processor": ModelProcessor, "encoder": Encoder, "positions": None, "embed": None, "demo": Demo}
+
+
+def main(name: str, answer: str) -> None:
+    """Import the plugin, its processor, encoder, positions and demo, and write the record as JSON."""
+    record = discover().check_plugin(name, BASES)
+    Path(answer).write_bytes(msgspec.json.encode(record))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
