@@ -1,0 +1,346 @@
+"""Stores and caches: order, bytes, one computation for all who ask, checked hits."""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_plugin.cache import ComputeCache, EmbeddingCache, MemoryStore, Store
+from mm_plugin.structs import Encoded
+
+# --- MemoryStore -------------------------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_entry_goes_first() -> None:
+    store = MemoryStore(30)
+    for key in "abc":
+        assert store.put(key, key.upper(), 10)
+    assert store.get("a") == "A"
+    store.put("b", "B2", 10)
+    store.put("d", "D", 10)
+    assert [store.get(key) for key in "abcd"] == ["A", "B2", None, "D"]
+    assert store.stats().evictions == 1
+    assert store.stats().bytes == 30
+
+
+def test_an_entry_may_fill_the_store_and_no_more() -> None:
+    store = MemoryStore(10)
+    store.put("a", 1, 4)
+    assert store.put("b", 2, 10)
+    assert store.get("a") is None
+    assert not store.put("c", 3, 11)
+    assert store.get("b") == 2
+    stats = store.stats()
+    assert (stats.entries, stats.bytes, stats.evictions, stats.rejected) == (1, 10, 1, 1)
+
+
+def test_a_rejected_value_leaves_no_older_one_of_its_key() -> None:
+    store = MemoryStore(10)
+    store.put("a", 1, 4)
+    assert not store.put("a", 2, 11)
+    assert store.get("a") is None
+    assert store.stats().bytes == 0
+
+
+def test_a_store_without_capacity_keeps_nothing() -> None:
+    store = MemoryStore(0)
+    assert not store.put("a", 1, 1)
+    assert store.get("a") is None
+
+
+def test_statistics_are_a_copy() -> None:
+    store = MemoryStore(10)
+    before = store.stats()
+    store.put("a", 1, 4)
+    assert (before.entries, before.bytes) == (0, 0)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 5), st.integers(0, 12)),
+        st.tuples(st.just("get"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("delete"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("clear"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(operations, st.integers(0, 20))
+def test_the_store_equals_a_plain_model_of_it(steps: list[tuple[str, int, int]], capacity: int) -> None:
+    store = MemoryStore(capacity)
+    model: OrderedDict[int, tuple[str, int]] = OrderedDict()  # from the least to the most recently used
+    evictions = rejected = 0
+    for number, (name, key, size) in enumerate(steps):
+        if name == "put":
+            model.pop(key, None)
+            kept = size <= capacity
+            if kept:
+                while sum(entry[1] for entry in model.values()) + size > capacity:
+                    del model[next(iter(model))]
+                    evictions += 1
+                model[key] = (f"value {number}", size)
+            else:
+                rejected += 1
+            assert store.put(key, f"value {number}", size) is kept
+        elif name == "get":
+            if key in model:
+                model.move_to_end(key)
+            assert store.get(key) == model.get(key, (None,))[0]
+        elif name == "delete":
+            model.pop(key, None)
+            store.delete(key)
+        else:
+            model.clear()
+            store.clear()
+        stats = store.stats()
+        assert stats.bytes == sum(entry[1] for entry in model.values()) <= capacity
+        assert (stats.entries, stats.evictions, stats.rejected) == (len(model), evictions, rejected)
+    for key in range(6):
+        assert store.get(key) == model.get(key, (None,))[0]
+
+
+def test_bytes_stay_within_the_capacity_under_many_threads() -> None:
+    store = MemoryStore(100)
+    over: list[int] = []
+
+    def work(seed: int) -> None:
+        for step in range(300):
+            key = (seed * 31 + step * 7) % 20
+            store.put(key, key, key)
+            found = store.get(key)
+            if found not in (None, key) or store.stats().bytes > 100:
+                over.append(key)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert over == []
+    assert store.stats().bytes == sum(key for key in range(20) if store.get(key) is not None)
+
+
+def test_closing_lets_go_of_everything() -> None:
+    store = MemoryStore(10)
+    store.put("a", 1, 4)
+    store.close()
+    assert store.get("a") is None
+    assert (store.stats().entries, store.stats().bytes) == (0, 0)
+
+
+def test_a_store_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Store()  # type: ignore[abstract]
+
+
+# --- ComputeCache ------------------------------------------------------------------------------------------------------
+
+
+def wait_for_joins(cache: ComputeCache, count: int) -> None:
+    waiting = threading.Event()
+    for _ in range(2000):
+        if cache.stats().joins == count:
+            return
+        waiting.wait(0.005)
+    pytest.fail(f"{cache.stats().joins} callers wait, not {count}")
+
+
+def test_many_callers_of_one_key_compute_it_once() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    calls: list[int] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def compute() -> list[int]:
+        calls.append(threading.get_ident())
+        begun.set()
+        assert release.wait(10)
+        return [7]
+
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(cache.get_or_compute, "key", compute, len)
+        assert begun.wait(10)
+        others = [pool.submit(cache.get_or_compute, "key", compute, len) for _ in range(7)]
+        wait_for_joins(cache, 7)
+        release.set()
+        results = [future.result(10) for future in (first, *others)]
+    assert len(calls) == 1
+    assert results[0] == ([7], False)
+    assert results[1:] == [([7], True)] * 7
+    assert all(value is results[0][0] for value, _ in results)
+    assert cache.get_or_compute("key", compute, len) == ([7], True)
+    stats = cache.stats()
+    assert (stats.misses, stats.joins, stats.hits, stats.entries, stats.bytes) == (1, 7, 1, 1, 1)
+
+
+def test_other_keys_are_computed_at_the_same_time() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    meeting = threading.Barrier(3, timeout=10)
+    with ThreadPoolExecutor(3) as pool:
+        # Each waits inside its computation for the other two, which would never come if one kept them out.
+        found = list(pool.map(lambda key: cache.get_or_compute(key, lambda: meeting.wait() >= 0, lambda _: 1), "abc"))
+    assert found == [(True, False)] * 3
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_failure_is_told_to_all_who_wait_and_is_not_kept(error: BaseException) -> None:
+    cache = ComputeCache(MemoryStore(100))
+    begun, release = threading.Event(), threading.Event()
+    caught: list[BaseException] = []
+
+    def compute() -> Any:
+        begun.set()
+        assert release.wait(10)
+        raise error
+
+    def ask() -> None:
+        try:
+            cache.get_or_compute("key", compute, lambda _: 1)
+        except BaseException as raised:
+            caught.append(raised)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    wait_for_joins(cache, 3)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert caught == [error] * 4
+    assert cache.get("key") is None
+    assert cache.get_or_compute("key", lambda: "now", lambda _: 1) == ("now", False)
+
+
+def test_a_size_that_cannot_be_told_is_a_failure_too() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_compute("key", lambda: 1, lambda _: 1 // 0)
+    assert cache.get_or_compute("key", lambda: 2, lambda _: 1) == (2, False)
+
+
+def test_a_value_that_is_too_large_is_returned_and_computed_again() -> None:
+    cache = ComputeCache(MemoryStore(10))
+    for _ in range(2):
+        assert cache.get_or_compute("key", lambda: "x", lambda _: 11) == ("x", False)
+    stats = cache.stats()
+    assert (stats.misses, stats.rejected, stats.entries) == (2, 2, 0)
+
+
+def test_only_a_value_that_is_there_is_counted_by_get() -> None:
+    cache = ComputeCache(MemoryStore(10))
+    assert cache.get("key") is None
+    cache.get_or_compute("key", lambda: "x", lambda _: 1)
+    assert cache.get("key") == "x"
+    stats = cache.stats()
+    assert (stats.hits, stats.misses) == (1, 1)
+
+
+@pytest.mark.case("3.11")
+def test_under_many_threads_every_key_keeps_its_own_value() -> None:
+    cache = ComputeCache(MemoryStore(40))  # so that entries come and go all the time
+
+    def work(seed: int) -> list[tuple[int, Any]]:
+        found = []
+        for step in range(300):
+            key = (seed * 13 + step * 5) % 23
+            found.append((key, cache.get_or_compute(key, lambda key=key: ("value", key), lambda _: 10)[0]))
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer for part in pool.map(work, range(8)) for answer in part]
+    assert all(value == ("value", key) for key, value in answers)
+    stats = cache.stats()
+    assert stats.hits + stats.misses + stats.joins == len(answers) == 2400
+    assert stats.bytes == 10 * stats.entries <= 40
+
+
+# --- EmbeddingCache ----------------------------------------------------------------------------------------------------
+
+FIT: dict[str, Any] = {"num_tokens": 4, "hidden": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+
+
+def rows(tokens: int = 4, hidden: int = 8, dtype: torch.dtype = torch.float32) -> Encoded:
+    return Encoded(torch.zeros(tokens, hidden, dtype=dtype))
+
+
+def test_rows_that_fit_are_returned_as_they_are() -> None:
+    cache = EmbeddingCache(1000)
+    kept = rows()
+    assert cache.get("key", **FIT) is None
+    assert cache.put("key", kept)
+    assert cache.get("key", **FIT) is kept
+    stats = cache.stats()
+    assert (stats.hits, stats.misses, stats.mismatches, stats.entries, stats.bytes) == (1, 1, 0, 1, 128)
+
+
+@pytest.mark.case("3.4")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_tokens": 3},
+        {"num_tokens": 5},
+        {"hidden": 7},
+        {"num_tokens": 8, "hidden": 4},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.float64},
+        {"device": torch.device("meta")},
+    ],
+    ids=str,
+)
+def test_rows_that_do_not_fit_are_dropped_counted_and_a_miss(asked: dict[str, Any]) -> None:
+    cache = EmbeddingCache(1000)
+    cache.put("key", rows())
+    assert cache.get("key", **(FIT | asked)) is None
+    stats = cache.stats()
+    assert (stats.hits, stats.misses, stats.mismatches, stats.entries, stats.bytes) == (0, 1, 1, 0, 0)
+    assert cache.get("key", **FIT) is None
+    assert cache.stats().mismatches == 1
+
+
+@pytest.mark.case("3.4")
+def test_rows_of_another_rank_or_no_rows_at_all_are_a_miss() -> None:
+    store = MemoryStore(10_000)
+    cache = EmbeddingCache(0, store=store)
+    store.put("flat", Encoded(torch.zeros(32)), 1)
+    store.put("foreign", torch.zeros(4, 8), 1)
+    assert cache.get("flat", **FIT) is None
+    assert cache.get("foreign", **FIT) is None
+    assert cache.stats().mismatches == 2
+
+
+def test_bytes_are_those_that_the_rows_keep_alive() -> None:
+    cache = EmbeddingCache(100_000)
+    whole = torch.zeros(100, 8)
+    cache.put("slice", Encoded(whole[:4]))  # keeps all 100 rows
+    assert cache.stats().bytes == 100 * 8 * 4
+    cache.put("deep", Encoded(torch.zeros(4, 8), deepstack=torch.zeros(3, 4, 8)))
+    assert cache.stats().bytes == 100 * 8 * 4 + 4 * 8 * 4 * (1 + 3)
+
+
+def test_rows_larger_than_the_cache_are_not_kept() -> None:
+    cache = EmbeddingCache(127)
+    assert not cache.put("key", rows())
+    assert cache.get("key", **FIT) is None
+    assert cache.stats().rejected == 1
+
+
+def test_the_oldest_rows_make_room() -> None:
+    cache = EmbeddingCache(256)
+    for key in "ab":
+        cache.put(key, rows())
+    assert cache.get("a", **FIT) is not None
+    cache.put("c", rows())
+    assert [cache.get(key, **FIT) is not None for key in "abc"] == [True, False, True]
+    assert cache.stats().evictions == 1
+
+
+def test_new_weights_drop_all_rows() -> None:
+    cache = EmbeddingCache(1000)
+    cache.put("key", rows())
+    cache.invalidate()
+    assert cache.get("key", **FIT) is None
+    assert cache.stats().bytes == 0

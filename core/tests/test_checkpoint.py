@@ -1,0 +1,329 @@
+"""A folder's config, preprocessor settings and chosen tensors; whatever cannot be read says which file it was."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mm_plugin.checkpoint import Checkpoint
+from mm_plugin.errors import UsageError
+from mm_plugin.structs import Modality
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"architectures": ["A"], "model_type": "a"}')
+    return tmp_path
+
+
+def write(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def refused(call: Any, *names: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        call()
+    for name in names:
+        assert name in str(caught.value)
+    return caught.value
+
+
+# --- config ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_opened_by_path_and_by_name(folder: Path) -> None:
+    for source in (folder, str(folder)):
+        opened = Checkpoint.open(source)
+        assert opened.config == {"architectures": ["A"], "model_type": "a"}
+        assert opened.folder == folder
+
+
+BROKEN = ["", "{", "[1]", "null", '"x"', "\ufffe{}", "[" * 100_000, '{"a": 1} x']
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:10]))
+def test_a_config_that_is_no_object_is_refused_by_its_file(folder: Path, text: str) -> None:
+    write(folder, "config.json", text)
+    error = refused(lambda: Checkpoint.open(folder), "config.json")
+    assert error.argument == "checkpoint"
+
+
+def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"\xff\xfe{}")
+    refused(lambda: Checkpoint.open(folder), "config.json")
+
+
+def test_a_folder_in_the_place_of_a_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    refused(lambda: Checkpoint.open(tmp_path), "config.json")
+
+
+def test_a_missing_config_is_refused_by_its_file(tmp_path: Path) -> None:
+    refused(lambda: Checkpoint.open(tmp_path), "config.json", "missing")
+
+
+# --- preprocessor settings ---------------------------------------------------------------------------------------------
+
+FLAT = {"preprocessor_config.json": {"patch_size": 14, "min_pixels": 1, "max_pixels": 2}}
+NESTED = {
+    "processor_config.json": {
+        "image_processor": {"patch_size": 14, "size": {"shortest_edge": 1, "longest_edge": 2}},
+        "video_processor": {"patch_size": 15, "size": {"shortest_edge": 3, "longest_edge": 4}},
+        "feature_extractor": {"sampling_rate": 16000},
+    }
+}
+
+
+def limits(folder: Path, modality: Modality = Modality.IMAGE) -> tuple[Any, Any, Any]:
+    found = Checkpoint.open(folder).preprocessor(modality)
+    return found.get("patch_size"), found.get("min_pixels"), found.get("max_pixels")
+
+
+def test_both_layouts_say_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    write(other, "config.json", {})
+    write(folder, "preprocessor_config.json", FLAT["preprocessor_config.json"])
+    write(other, "processor_config.json", NESTED["processor_config.json"])
+    assert limits(folder) == limits(other) == (14, 1, 2)
+
+
+def test_every_modality_has_its_own_part(folder: Path) -> None:
+    write(folder, "processor_config.json", NESTED["processor_config.json"])
+    assert limits(folder, Modality.VIDEO) == (15, 3, 4)
+    assert Checkpoint.open(folder).preprocessor(Modality.AUDIO) == {"sampling_rate": 16000}
+
+
+def test_the_flat_file_goes_before_the_nested_one(folder: Path) -> None:
+    write(folder, "preprocessor_config.json", {"patch_size": 9})
+    write(folder, "processor_config.json", NESTED["processor_config.json"])
+    assert limits(folder) == (9, None, None)
+
+
+def test_video_has_a_file_of_its_own_and_else_the_images_settings(folder: Path) -> None:
+    write(folder, "preprocessor_config.json", {"patch_size": 9})
+    assert limits(folder, Modality.VIDEO) == (9, None, None)
+    write(folder, "video_preprocessor_config.json", {"patch_size": 7})
+    assert limits(folder, Modality.VIDEO) == (7, None, None)
+    assert limits(folder) == (9, None, None)
+
+
+def test_video_takes_the_images_part_where_it_has_none(folder: Path) -> None:
+    write(folder, "processor_config.json", {"image_processor": {"patch_size": 9}})
+    assert limits(folder, Modality.VIDEO) == (9, None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"size": {"shortest_edge": 1, "longest_edge": 2}}, (1, 2)),
+        ({"min_pixels": 1, "max_pixels": 2}, (1, 2)),
+        ({"min_pixels": 1, "size": {"shortest_edge": 9, "longest_edge": 2}}, (1, 2)),
+        ({"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": 2}}, (1, 2)),
+        ({"size": {"shortest_edge": None, "longest_edge": 2}}, (None, 2)),
+        ({"size": {"height": 5, "width": 6}}, (None, None)),
+        ({"size": 224}, (None, None)),
+        ({"size": None}, (None, None)),
+        ({}, (None, None)),
+    ],
+    ids=str,
+)
+def test_edges_and_pixels_are_two_spellings_of_one_thing(
+    folder: Path, settings: dict[str, Any], expected: tuple[Any, Any]
+) -> None:
+    write(folder, "preprocessor_config.json", settings)
+    assert limits(folder)[1:] == expected
+    kept = Checkpoint.open(folder).preprocessor()
+    assert {name: kept[name] for name in settings if settings[name] is not None} == {
+        name: value for name, value in settings.items() if value is not None
+    }
+
+
+@pytest.mark.case("8.5")
+@pytest.mark.parametrize("modality", list(Modality))
+@pytest.mark.parametrize("combined", [None, {}, {"image_processor": 5, "video_processor": [], "feature_extractor": 1}])
+def test_missing_settings_are_refused_with_the_names_of_both_files(
+    folder: Path, modality: Modality, combined: Any
+) -> None:
+    if combined is not None:
+        write(folder, "processor_config.json", combined)
+    opened = Checkpoint.open(folder)
+    refused(lambda: opened.preprocessor(modality), "preprocessor_config.json", "processor_config.json", str(folder))
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:10]))
+def test_broken_settings_are_refused_by_their_file(folder: Path, name: str, text: str) -> None:
+    write(folder, name, text)
+    opened = Checkpoint.open(folder)
+    refused(opened.preprocessor, name)
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "visual.a": torch.tensor([1.0, 2.0]),
+    "visual.deep.b": torch.tensor([[3]]),
+    "model.visual.c": torch.tensor(4.0, dtype=torch.float16),
+    "visual_other": torch.tensor([9.0]),
+    "lm_head": torch.tensor([5.0]),
+}
+
+
+@pytest.fixture(params=["one file", "shards", "shards without index"])
+def weights(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """A folder with `TENSORS` in one of three layouts."""
+    if request.param == "one file":
+        save_file(TENSORS, folder / "model.safetensors")
+        return folder
+    names = list(TENSORS)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: TENSORS[name] for name in part}, folder / file)
+    if request.param == "shards":
+        table = {name: file for file, part in parts.items() for name in part}
+        write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": table})
+    return folder
+
+
+def test_every_tensor_is_named_with_the_file_that_holds_it(weights: Path) -> None:
+    names = Checkpoint.open(weights).tensor_names()
+    assert set(names) == set(TENSORS)
+    assert all(file.is_file() and file.parent == weights for file in names.values())
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "expected"),
+    [
+        (("visual.",), {"a": "visual.a", "deep.b": "visual.deep.b"}),
+        (("visual.", "model.visual."), {"a": "visual.a", "deep.b": "visual.deep.b", "c": "model.visual.c"}),
+        (("visual.deep.", "visual."), {"b": "visual.deep.b", "a": "visual.a"}),
+        (("visual.", "visual.deep."), {"deep.b": "visual.deep.b", "a": "visual.a"}),
+        (("lm_head",), {"": "lm_head"}),
+        (("",), {name: name for name in TENSORS}),
+    ],
+    ids=str,
+)
+def test_chosen_tensors_lose_the_first_prefix_that_fits(
+    weights: Path, prefixes: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    found = Checkpoint.open(weights).tensors(iter(prefixes))
+    assert set(found) == set(expected)
+    for short, name in expected.items():
+        assert torch.equal(found[short], TENSORS[name])
+        assert found[short].dtype == TENSORS[name].dtype
+
+
+def test_only_floating_point_tensors_take_the_dtype(weights: Path) -> None:
+    found = Checkpoint.open(weights).tensors([""], dtype=torch.bfloat16)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        name: torch.bfloat16 if tensor.is_floating_point() else tensor.dtype for name, tensor in TENSORS.items()
+    }
+
+
+def test_prefixes_that_nothing_has_are_refused_by_name(weights: Path) -> None:
+    refused(lambda: Checkpoint.open(weights).tensors(["vision.", "tower."]), "vision.", "tower.", str(weights))
+
+
+def test_two_tensors_of_one_short_name_are_refused(folder: Path) -> None:
+    save_file({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, folder / "model.safetensors")
+    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "'x'", "twice")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
+def test_formats_that_run_code_are_not_opened(folder: Path, name: str) -> None:
+    torch.save({"visual.a": torch.zeros(1)}, folder / name)
+    opened = Checkpoint.open(folder)
+    refused(opened.tensor_names, "safetensors", "run code")
+    refused(lambda: opened.tensors(["visual."]), "safetensors")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 100, b"PK\x03\x04", b"\x02\0\0\0\0\0\0\0{}"[:-1]])
+def test_a_broken_file_of_tensors_is_refused_by_its_name(folder: Path, data: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(data)
+    refused(lambda: Checkpoint.open(folder).tensors([""]), "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [{}, {"weight_map": []}, {"weight_map": {"visual.a": 1}}, {"weight_map": {"visual.a": None}}, "{", "[]"],
+    ids=str,
+)
+def test_a_broken_index_is_refused_by_its_name(folder: Path, index: Any) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    write(folder, "model.safetensors.index.json", index)
+    refused(lambda: Checkpoint.open(folder).tensors(["visual."]), "model.safetensors.index.json")
+
+
+def test_an_index_that_names_a_missing_file_or_tensor_is_refused(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    for table in ({"visual.a": "gone.safetensors"}, {"visual.z": "model.safetensors"}):
+        write(folder, "model.safetensors.index.json", {"weight_map": table})
+        refused(lambda: Checkpoint.open(folder).tensors(["visual."]), next(iter(table.values())))
+
+
+def test_only_the_chosen_shards_are_opened(folder: Path) -> None:
+    save_file({"visual.a": TENSORS["visual.a"]}, folder / "one.safetensors")
+    (folder / "two.safetensors").write_bytes(b"broken")
+    table = {"visual.a": "one.safetensors", "lm_head": "two.safetensors"}
+    write(folder, "model.safetensors.index.json", {"weight_map": table})
+    assert torch.equal(Checkpoint.open(folder).tensors(["visual."])["a"], TENSORS["visual.a"])
+
+
+def test_the_fingerprint_changes_with_config_and_weights(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    first = Checkpoint.open(folder).fingerprint()
+    assert Checkpoint.open(folder).fingerprint() == first
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    second = Checkpoint.open(folder).fingerprint()
+    write(folder, "config.json", {"architectures": ["B"]})
+    third = Checkpoint.open(folder).fingerprint()
+    save_file({"lm_head": torch.zeros(7)}, folder / "more.safetensors")
+    assert len({first, second, third, Checkpoint.open(folder).fingerprint()}) == 4
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    refused(lambda: Checkpoint.open(folder).tokenizer, "tokenizer", str(folder))
+
+
+# --- hub ids -----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from mm_plugin.checkpoint import Checkpoint
+from mm_plugin.errors import UsageError
+opened = Checkpoint.open("someone/model")
+print(opened.config["model_type"], opened.preprocessor()["patch_size"], sorted(opened.tensors(["visual."])))
+try:
+    Checkpoint.open("someone/absent")
+except UsageError as error:
+    print("refused", "someone/absent" in str(error), error.argument)
+"""
+
+
+def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> None:
+    commit = "0" * 40
+    model = tmp_path / "hub" / "models--someone--model"
+    snapshot = model / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    write(snapshot, "config.json", {"model_type": "a"})
+    write(snapshot, "preprocessor_config.json", {"patch_size": 14})
+    save_file(TENSORS, snapshot / "model.safetensors")
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.splitlines() == ["a 14 ['a', 'deep.b']", "refused True checkpoint"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/here", "../nowhere", "a b c", "x\0y"])
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
+    error = refused(lambda: Checkpoint.open(name), "no folder")
+    assert error.argument == "checkpoint"

@@ -1,0 +1,267 @@
+"""Resize, patches and normalisation, equal to transformers and torch."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_smart_resize
+
+from mm_plugin import imaging
+from mm_plugin.errors import SizeError
+from mm_plugin.media import normalise_image, open_image
+from mm_plugin.settings import Settings
+
+DATA = Path(__file__).parent / "data"
+RESIZE: dict[str, Any] = json.loads((DATA / "smart_resize.json").read_text())
+PIXELS: dict[str, Any] = json.loads((DATA / "qwen2vl_pixels.json").read_text())
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
+
+def sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+def prepare(
+    pixels: np.ndarray, rule: imaging.ResizeRule, min_pixels: int, max_pixels: int
+) -> tuple[Any, np.ndarray, Any]:
+    """The route of a picture: (patches of uint8, rows of float32, grid)."""
+    height, width = imaging.smart_resize(*pixels.shape[:2], factor=28, min_pixels=min_pixels, max_pixels=max_pixels)
+    patches = imaging.patchify(imaging.resize(pixels, height, width, rule=rule), patch_size=14, merge_size=2)
+    table = imaging.normalisation_table(MEAN, STD, rescale=1 / 255, rule=rule)
+    return patches, imaging.normalise_patches(patches, table, temporal_patch_size=2), [1, height // 14, width // 14]
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", "ABCD")
+def test_sizes_equal_the_reference(setting: str) -> None:
+    rows = [row for row in RESIZE["rows"] if row[0] == setting]
+    assert len(rows) == 108
+    for _, height, width, expected in rows:
+        if expected is None:
+            with pytest.raises(SizeError):
+                imaging.smart_resize(height, width, factor=28, **RESIZE["settings"][setting])
+        else:
+            found = imaging.smart_resize(height, width, factor=28, **RESIZE["settings"][setting])
+            assert list(found) == expected, (height, width)
+
+
+@pytest.mark.case("2.8")
+@settings(max_examples=400)
+@given(
+    st.integers(1, 9000),
+    st.integers(1, 9000),
+    st.sampled_from([(28, 3136, 1003520), (28, 3136, 12845056), (28, 200704, 401408), (32, 1, 50176), (28, 784, 784)]),
+)
+def test_sizes_equal_transformers(height: int, width: int, budget: tuple[int, int, int]) -> None:
+    factor, least, most = budget
+    try:
+        expected = reference_smart_resize(height, width, factor, least, most)
+    except ValueError:
+        with pytest.raises(SizeError, match="ratio"):
+            imaging.smart_resize(height, width, factor=factor, min_pixels=least, max_pixels=most)
+        return
+    found = imaging.smart_resize(height, width, factor=factor, min_pixels=least, max_pixels=most)
+    assert found == expected
+
+
+@pytest.mark.case("1.9")
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(0, 10), st.integers(0, 10_000))
+def test_no_side_is_shorter_than_the_factor(height: int, width: int, least: int, more: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        height = width
+    budget = {"min_pixels": 784 * (least + 1), "max_pixels": 784 * (least + 1 + more)}
+    new_height, new_width = imaging.smart_resize(height, width, factor=28, **budget)
+    assert new_height % 28 == new_width % 28 == 0
+    assert min(new_height, new_width) >= 28
+    assert new_height * new_width <= budget["max_pixels"] or min(new_height, new_width) == 28 or more < 3 * (least + 1)
+
+
+@pytest.mark.case("1.10")
+def test_a_ratio_of_just_200_is_accepted_and_one_above_is_not() -> None:
+    for height, width in ((200, 1), (1, 200), (5, 1000)):
+        imaging.smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=1003520)
+    for height, width in ((1093, 5), (201, 1), (5, 1001)):
+        with pytest.raises(SizeError, match=f"{height} x {width}"):
+            imaging.smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=1003520)
+    imaging.smart_resize(201, 1, factor=28, min_pixels=3136, max_pixels=1003520, max_ratio=201)
+
+
+@pytest.mark.case("1.10")
+@pytest.mark.parametrize(
+    ("height", "width", "expected"), [(26, 28, (56, 84)), (27, 332, (28, 336)), (14, 42, (56, 112))]
+)
+def test_a_side_below_the_factor_is_raised_to_it(height: int, width: int, expected: tuple[int, int]) -> None:
+    # 26 x 28 rounds to 28 x 28, too small, and grows by g = sqrt(3136 / 728): ceil(26 * g / 28) = 2, ceil(28 * g / 28) = 3.
+    # 14 x 42: both halves round to even, 0 x 56, so the area grows: ceil(14 * g / 28), ceil(42 * g / 28), g = sqrt(3136 / 588)
+    assert imaging.smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=1003520) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "budget"), [((0, 5), (1, 9)), ((5, 0), (1, 9)), ((-1, 5), (1, 9)), ((5, 5), (9, 8)), ((5, 5), (0, 9))]
+)
+def test_no_area_and_no_budget_are_refused(size: tuple[int, int], budget: tuple[int, int]) -> None:
+    with pytest.raises(SizeError):
+        imaging.smart_resize(*size, factor=28, min_pixels=budget[0], max_pixels=budget[1])
+
+
+# --- the whole route ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", PIXELS["images"], ids=lambda case: case["id"])
+@pytest.mark.parametrize("rule", ["pillow", "torch"])
+def test_pictures_equal_the_reference_bit_for_bit(case: dict[str, Any], rule: imaging.ResizeRule) -> None:
+    data = (DATA / "images" / case["image"]).read_bytes()
+    pixels = open_image(data, path="images[0]", settings=Settings()).decode().pixels
+    assert sha256(pixels) == case["rgb_sha256"]
+    patches, rows, grid = prepare(pixels, rule, case["min_pixels"], case["max_pixels"])
+    assert grid == case["grid_thw"]
+    assert rows.dtype == np.float32
+    assert sha256(rows) == case[f"{rule}_sha256"]
+    if rule == "torch":
+        assert patches.dtype == np.uint8
+        assert sha256(patches) == case["torch_uint8_patches_sha256"]
+
+
+def test_gray_of_16_bits_is_scaled_not_clipped() -> None:
+    image = Image.open(DATA / "images" / "i16_gray_60x60.png")
+    levels = np.array(image).astype(np.int64)
+    assert levels.max() > 255  # else clipping and scaling would look alike
+    pixels = normalise_image(image)
+    for channel in range(3):
+        by_hand = np.floor(levels / 65535 * 255 + 0.5)
+        assert np.abs(pixels[:, :, channel] - by_hand).max() == 0
+
+
+PROCESSOR = Qwen2VLImageProcessorPil()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(8, 300), st.integers(8, 300), st.integers(0, 10), st.sampled_from([(3136, 1003520), (20000, 60000)]))
+def test_the_pillow_route_equals_transformers(height: int, width: int, seed: int, budget: tuple[int, int]) -> None:
+    pixels = picture(height, width, seed)
+    expected = PROCESSOR(
+        images=Image.fromarray(pixels),
+        return_tensors="np",
+        size={"shortest_edge": budget[0], "longest_edge": budget[1]},
+    )
+    _, rows, grid = prepare(pixels, "pillow", *budget)
+    assert [grid] == expected["image_grid_thw"].tolist()
+    assert np.array_equal(rows, expected["pixel_values"])
+
+
+# --- resize ------------------------------------------------------------------------------------------------------------
+
+sizes = st.integers(1, 120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, st.integers(2, 120), st.integers(2, 120), st.integers(0, 9))
+def test_the_torch_rule_equals_plain_interpolate(h: int, w: int, new_h: int, new_w: int, seed: int) -> None:
+    pixels = picture(h, w, seed)
+    planar = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
+    expected = torch.nn.functional.interpolate(
+        planar, size=(new_h, new_w), mode="bicubic", antialias=True, align_corners=False
+    )
+    found = imaging.resize(pixels, new_h, new_w, rule="torch")
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, expected[0].numpy().transpose(1, 2, 0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, sizes, sizes, st.integers(0, 9))
+def test_the_pillow_rule_equals_pillow(h: int, w: int, new_h: int, new_w: int, seed: int) -> None:
+    pixels = picture(h, w, seed)
+    expected = np.asarray(Image.fromarray(pixels).resize((new_w, new_h), resample=3))
+    assert np.array_equal(imaging.resize(pixels, new_h, new_w, rule="pillow"), expected)
+
+
+@pytest.mark.parametrize("rule", ["pillow", "torch"])
+def test_resizing_leaves_its_argument_alone_and_takes_read_only_memory(rule: imaging.ResizeRule) -> None:
+    pixels = picture(40, 50)
+    before = pixels.copy()
+    expected = imaging.resize(pixels, 28, 56, rule=rule)
+    pixels.flags.writeable = False
+    assert np.array_equal(imaging.resize(pixels, 28, 56, rule=rule), expected)
+    assert np.array_equal(pixels, before)
+    assert imaging.resize(pixels, 40, 50, rule=rule) is pixels
+
+
+def test_the_two_rules_differ_on_some_picture() -> None:
+    pixels = picture(100, 90)
+    assert not np.array_equal(
+        imaging.resize(pixels, 56, 56, rule="torch"), imaging.resize(pixels, 56, 56, rule="pillow")
+    )
+
+
+# --- patches -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+def test_patches_equal_a_loop_over_pixels(rows: int, columns: int, patch: int, merge: int) -> None:
+    height, width = rows * patch * merge, columns * patch * merge
+    pixels = picture(height, width)
+    expected = [
+        [[int(pixels[top + y, left + x, c]) for y in range(patch) for x in range(patch)] for c in range(3)]
+        for row in range(rows)
+        for column in range(columns)
+        for m in range(merge)
+        for n in range(merge)
+        for top in [(row * merge + m) * patch]
+        for left in [(column * merge + n) * patch]
+    ]
+    found = imaging.patchify(pixels, patch_size=patch, merge_size=merge)
+    assert found.dtype == np.uint8
+    assert found.flags.c_contiguous
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(("height", "width"), [(28, 55), (55, 28), (14, 28), (29, 28)])
+def test_a_picture_that_is_no_multiple_is_refused(height: int, width: int) -> None:
+    with pytest.raises(SizeError, match=f"{height} x {width} .* 28"):
+        imaging.patchify(picture(height, width), patch_size=14, merge_size=2)
+
+
+# --- normalisation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["pillow", "torch"])
+def test_levels_are_normalised_in_the_arithmetic_of_the_rule(rule: imaging.ResizeRule) -> None:
+    table = imaging.normalisation_table(MEAN, STD, rescale=1 / 255, rule=rule)
+    assert table.dtype == np.float32
+    levels = torch.arange(256)
+    for channel in range(3):
+        mean, std = torch.tensor(MEAN[channel]), torch.tensor(STD[channel])
+        if rule == "torch":
+            expected = (levels.float() - mean * 255.0) / (std * 255.0)
+        else:
+            expected = ((levels.double() * (1 / 255)).float() - mean) / std
+        assert table[channel].tolist() == expected.tolist()
+        exact = [(level / 255 - MEAN[channel]) / STD[channel] for level in range(256)]
+        assert np.allclose(table[channel], exact, rtol=0, atol=2e-6)
+
+
+@given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 3))
+def test_rows_repeat_the_frame_inside_each_channel(n_patches: int, area: int, frames: int) -> None:
+    patches = np.random.default_rng(0).integers(0, 256, (n_patches, 3, area), dtype=np.uint8)
+    table = np.random.default_rng(1).random((3, 256)).astype(np.float32)
+    rows = imaging.normalise_patches(patches, table, temporal_patch_size=frames)
+    expected = [
+        [float(table[c, patches[p, c, i]]) for c in range(3) for _ in range(frames) for i in range(area)]
+        for p in range(n_patches)
+    ]
+    assert rows.shape == (n_patches, 3 * frames * area)
+    assert rows.tolist() == expected

@@ -1,0 +1,116 @@
+"""What importing the package costs, and that its public names are what it says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mm_plugin
+
+HEAVY = ("torch", "transformers", "numpy", "PIL", "tokenizers", "safetensors", "huggingface_hub")
+QUIET = {
+    "import": "import mm_plugin",
+    "discover": "import mm_plugin; mm_plugin.discover()",
+    "records": "import mm_plugin; r = mm_plugin.discover(); r.plugins, r.architectures, r.model_types, r.fingerprint()",
+    "resolve nothing": (
+        "import mm_plugin\ntry:\n    mm_plugin.discover().resolve({})\n"
+        "except mm_plugin.NoModelError:\n    pass\nelse:\n    raise AssertionError"
+    ),
+    "resolve what nobody claims": (
+        "import mm_plugin\ntry:\n    mm_plugin.discover().resolve({'architectures': ['NobodyHasThis']})\n"
+        "except mm_plugin.NoModelError:\n    pass\nelse:\n    raise AssertionError"
+    ),
+}
+
+
+def imported_by(code: str, suspects: tuple[str, ...]) -> str:
+    """A program that runs `code` and prints which of the suspects it imported."""
+    return f"{code}\nimport json, sys\nprint(json.dumps([name for name in {suspects!r} if name in sys.modules]))"
+
+
+@pytest.mark.case("6.2")
+@pytest.mark.parametrize("code", QUIET.values(), ids=QUIET)
+def test_nothing_heavy_and_no_plugin_is_imported(code: str, site: Any, fresh: Callable[..., Any]) -> None:
+    site.install("light-one", architectures=["LightOne"])
+    assert fresh(imported_by(code, (*HEAVY, "light_one", "light_one.hooks")), site.folder) == []
+    assert site.imports("light_one") == 0
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_the_check_for_heavy_imports_can_fail(name: str, tmp_path: Path, fresh: Callable[..., Any]) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    code = imported_by(f"import mm_plugin; mm_plugin.discover(); import {name}", HEAVY)
+    assert fresh(code, tmp_path) == [name]
+
+
+def test_the_check_for_plugins_can_fail(site: Any, fresh: Callable[..., Any]) -> None:
+    site.install("light-one", architectures=["LightOne"])
+    code = imported_by("import mm_plugin; mm_plugin.discover().load_plugin('light_one')", ("light_one.hooks",))
+    assert fresh(code, site.folder) == ["light_one.hooks"]
+    assert site.imports("light_one") == 1
+
+
+@pytest.mark.case("6.2")
+def test_resolving_imports_the_chosen_plugin_only(site: Any, fresh: Callable[..., Any]) -> None:
+    for name in ("one", "two", "three"):
+        site.install(f"light-{name}", architectures=[f"Light{name.title()}"])
+    code = "import mm_plugin; mm_plugin.discover().resolve({'architectures': ['LightTwo']})"
+    suspects = ("torch", "transformers", "light_one", "light_two", "light_three")
+    assert fresh(imported_by(code, suspects), site.folder) == ["light_two"]
+
+
+def test_public_names_are_those_that_can_be_loaded() -> None:
+    assert set(mm_plugin.__all__) == {*mm_plugin._PUBLIC, "__version__"}
+    assert len(set(mm_plugin.__all__)) == len(mm_plugin.__all__)
+
+
+def test_a_type_checker_sees_the_names_and_rooms_that_are_loaded() -> None:
+    tree = ast.parse(Path(mm_plugin.__file__).read_text(encoding="utf-8"))
+    checking = next(node for node in tree.body if isinstance(node, ast.If))
+    assert isinstance(checking.test, ast.Name)
+    assert checking.test.id == "TYPE_CHECKING"
+    seen = {
+        name.name: node.module for node in ast.walk(checking) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert seen == {name: f"mm_plugin.{room}" for name, room in mm_plugin._PUBLIC.items()}
+
+
+@pytest.mark.parametrize("name", mm_plugin.__all__)
+def test_a_public_name_resolves(name: str) -> None:
+    value = getattr(mm_plugin, name)
+    assert name in dir(mm_plugin)
+    if name != "__version__":
+        room = importlib.import_module(f"mm_plugin.{mm_plugin._PUBLIC[name]}")
+        assert value is getattr(room, name)
+    if isinstance(value, type):
+        # It is defined where it is said to be, not passed on by another room.
+        assert value.__module__ == f"mm_plugin.{mm_plugin._PUBLIC[name]}"
+
+
+def test_every_public_name_resolves_in_a_fresh_interpreter(fresh: Callable[..., Any]) -> None:
+    code = "import json\nfrom mm_plugin import *\nimport mm_plugin\n"
+    code += "print(json.dumps([n for n in mm_plugin.__all__ if n not in globals()]))"
+    assert fresh(code) == []
+
+
+@pytest.mark.parametrize("name", ["Registrar", "registry_", "_private", "__wrapped__"])
+def test_an_unknown_name_is_an_attribute_error(name: str) -> None:
+    assert not hasattr(mm_plugin, name)
+    with pytest.raises(AttributeError, match=f"module 'mm_plugin' has no attribute '{name}'"):
+        getattr(mm_plugin, name)
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    from importlib.metadata import version
+
+    assert mm_plugin.__version__ == version("mm-plugin")
+
+
+def test_importing_a_name_twice_gives_one_object(fresh: Callable[..., Any]) -> None:
+    code = "import mm_plugin\na = mm_plugin.Settings\nb = mm_plugin.Settings\nfrom mm_plugin.settings import Settings as c\n"
+    assert fresh(code + "import json\nprint(json.dumps([a is b, a is c, 'Settings' in vars(mm_plugin)]))") == [True] * 3

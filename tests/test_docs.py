@@ -1,0 +1,230 @@
+"""Documentation is tested: what it lists is all there is, and its examples run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import mm_plugin
+from mm_plugin import Settings, discover, errors, hookspecs
+from mm_plugin.cli.main import build_parser
+from mm_plugin.settings import PREFIX
+from mm_plugin.testing import photographs
+from mm_plugin_qwen2vl.testing import make_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted(ROOT.glob("docs/*.md"))
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def documented(page: str) -> set[str]:
+    """Every word that stands in backticks on a page."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.-]+", code)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the examples take as given: a checkpoint, a picture, the model's text embedding."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return {
+        "checkpoint": folder,
+        "image": photographs()[0][1],
+        "embedding": torch.nn.Embedding(320, 64),
+    }
+
+
+def test_readme_example_embeds_a_prompt(world: dict[str, Any]) -> None:
+    (source,) = [block for block in blocks(ROOT / "README.md", "python") if "embed_mm_inputs(" in block]
+    names = dict(world)
+    exec(compile(source, "README.md", "exec"), names)
+    assert names["step"].failed == ()
+    names["registry"].close()
+
+
+def test_readme_example_declares_a_model() -> None:
+    (source,) = [block for block in blocks(ROOT / "README.md", "python") if "mm_register_models" in block]
+    names: dict[str, Any] = {}
+    exec(compile(source, "README.md", "exec"), names)
+    assert names["mm_register_models"]().architectures == ("MyVLForConditionalGeneration",)
+
+
+def test_the_page_on_embedding_runs_from_top_to_bottom(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = dict(world)
+    for source in blocks(ROOT / "docs" / "embedding.md", "python"):
+        exec(compile(source, "docs/embedding.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "rows in the first chunk" in said
+    assert "HTTP 400" not in said
+    assert names["step"].failed == ()
+
+
+def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "writing-a-plugin.md"
+    site = tmp_path / "site"
+    *files, trial = blocks(page, "python")
+    for source in files:
+        name = re.match(r"# (\S+)\n", source)
+        assert name is not None
+        (site / name[1]).parent.mkdir(parents=True, exist_ok=True)
+        (site / name[1]).write_text(source)
+    (site / "tiny_vl" / "__init__.py").touch()
+    install(site, tomllib.loads(blocks(page, "toml")[0]))
+    monkeypatch.syspath_prepend(site)
+    try:
+        exec(compile(trial, str(page), "exec"), {"checkpoint": tiny_vl_checkpoint(tmp_path / "checkpoint")})
+        with discover() as registry:
+            states = {record.name: record.state for record in registry.plugins}
+            assert registry.resolve({"architectures": ["TinyVLForConditionalGeneration"]}).name == "tiny_vl"
+        assert states["tiny_vl"] == "available"
+    finally:
+        for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
+            del sys.modules[module]
+
+
+def install(site: Path, described: dict[str, Any]) -> None:
+    """Write the metadata that a packaging tool writes from a pyproject.toml."""
+    project = described["project"]
+    folder = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    folder.mkdir()
+    head = ["Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}"]
+    folder.joinpath("METADATA").write_text(
+        "\n".join([*head, *(f"Requires-Dist: {r}" for r in project["dependencies"])]) + "\n"
+    )
+    sections = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    folder.joinpath("entry_points.txt").write_text("\n".join(sections))
+    importlib.invalidate_caches()
+
+
+def tiny_vl_checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["TinyVLForConditionalGeneration"], "vocab_size": 8})
+    )
+    (folder / "preprocessor_config.json").write_text("{}")
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "here": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(str(folder))
+    save_file({"vision.weight": torch.ones(8, 3)}, folder / "model.safetensors")
+    return folder
+
+
+def test_every_public_name_is_documented() -> None:
+    assert set(mm_plugin.__all__) - {"__version__"} - documented("reference.md") == set()
+
+
+def test_every_error_and_code_is_documented() -> None:
+    classes = [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.MMPluginError)
+    ]
+    names = {cls.__name__ for cls in classes} | {cls.code for cls in classes}
+    assert len(classes) >= 15
+    assert names - documented("reference.md") == set()
+
+
+def test_every_hook_is_documented() -> None:
+    hooks = {name for name in vars(hookspecs) if name.startswith("mm_register_")}
+    assert hooks
+    assert hooks - documented("reference.md") == set()
+
+
+def test_every_record_code_is_documented() -> None:
+    source = "".join(
+        (ROOT / "core/src/mm_plugin" / name).read_text(encoding="utf-8") for name in ("registry.py", "cli/plugins.py")
+    )
+    codes = set(
+        re.findall(
+            r'\bcode[\w, ]* = "(\w+)"|code="(\w+)"|_lost\(record, "(\w+)"|_mark_conflict\(\w+, .*?, "(\w+)"',
+            source,
+        )
+    )
+    found = {code for group in codes for code in group if code}
+    assert {"missing_module", "claim_mismatch", "crashed", "name_conflict"} <= found
+    assert found - documented("reference.md") == set()
+
+
+def test_every_option_of_the_command_is_documented() -> None:
+    known = documented("reference.md")
+    options = set(walk_options(build_parser()))
+    assert {"--json", "--chunk", "doctor"} <= options
+    assert {option.lstrip("-") for option in options} - {word.lstrip("-") for word in known} == set()
+
+
+def walk_options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                yield name
+                yield from walk_options(sub)
+        elif "--help" not in action.option_strings:
+            yield from action.option_strings
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| ([^|]*) \|", (ROOT / "docs/settings.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    for field in msgspec.structs.fields(Settings):
+        shown = rows.pop(PREFIX + field.name.upper())
+        if field.name != "threads":
+            assert shown == ("empty" if field.default in ((), "") else str(field.default)), field.name
+    assert rows == {}
+
+
+def test_commands_of_the_pages_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(
+            r"\bmake ([a-z-]+)", "\n".join(re.findall(r"`{1,3}[^`]+`{1,3}", page.read_text(encoding="utf-8")))
+        ):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_room_is_in_the_table_of_the_architecture() -> None:
+    rooms = {
+        path.stem
+        for path in (ROOT / "core/src/mm_plugin").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    listed = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert rooms - {"__init__"} <= listed
+
+
+def test_bundled_photographs_are_small_and_say_whose_they_are() -> None:
+    folder = ROOT / "core/src/mm_plugin/data"
+    told = (folder / "README.md").read_text(encoding="utf-8")
+    for name, data in photographs():
+        assert name in told
+        assert len(data) < 1_000_000

@@ -1,0 +1,75 @@
+"""Importing and running everything leaves the process's global state as it was: Pillow's, torch's, and Python's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import json, random, sys, tempfile, warnings
+import numpy, PIL.Image, PIL.ImageFile, torch, transformers
+
+def state():
+    return {
+        "MAX_IMAGE_PIXELS": PIL.Image.MAX_IMAGE_PIXELS,
+        "LOAD_TRUNCATED_IMAGES": PIL.ImageFile.LOAD_TRUNCATED_IMAGES,
+        "MAXBLOCK": PIL.ImageFile.MAXBLOCK,
+        "threads": torch.get_num_threads(),
+        "interop": torch.get_num_interop_threads(),
+        "dtype": str(torch.get_default_dtype()),
+        "device": str(torch.get_default_device()),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "torch seed": torch.random.get_rng_state().sum().item(),
+        "numpy seed": numpy.random.get_state()[1].sum().item(),
+        "random seed": hash(random.getstate()),
+        "warnings": [str(entry) for entry in warnings.filters],
+        "path": sys.path,
+        "recursion": sys.getrecursionlimit(),
+    }
+
+from transformers.models.qwen2_vl import modeling_qwen2_vl  # its own imports are not ours to answer for
+from mm_plugin_qwen2vl.testing import make_checkpoint
+folder = make_checkpoint(tempfile.mkdtemp())
+transformers.AutoTokenizer.from_pretrained(str(folder))
+before = state()
+CHANGE
+import mm_plugin, mm_plugin.cli
+from mm_plugin.testing import embed_in_chunks, photographs
+with mm_plugin.discover() as registry:
+    processor, encoder = registry.load_processor(folder), registry.load_encoder(folder)
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    output = processor.process(slot * 2, [data for _, data in photographs()])
+    embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 64)), encoder, size=50)
+    try:
+        processor.process(slot, [b"broken"])
+    except mm_plugin.MediaError:
+        pass
+after = state()
+print(json.dumps([name for name in before if before[name] != after[name]]))
+"""
+
+
+def changed(code: str = "") -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.replace("CHANGE", code)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.case("1.8")
+def test_nothing_global_changes() -> None:
+    assert changed() == []
+
+
+@pytest.mark.case("1.8")
+def test_this_check_can_fail() -> None:
+    assert changed("PIL.Image.MAX_IMAGE_PIXELS = None; torch.set_num_threads(1 + torch.get_num_threads())") == [
+        "MAX_IMAGE_PIXELS",
+        "threads",
+    ]
