@@ -1,0 +1,182 @@
+"""Rows over token ids: sentinels, modality marks, M-RoPE positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import ProcessorMixin, Qwen2VLModel
+
+from benchmarks.harness import Bar, Row
+from mm_plugin.placeholders import mark_modalities, pad_by_offsets, pad_token_pairs
+from mm_plugin.positions import mrope_positions
+from mm_plugin.structs import Modality, MultimodalDataItem
+from mm_plugin_qwen2vl.positions import positions
+from mm_plugin_qwen2vl.testing import byte_level_tokenizer, tiny_config
+
+SEQ, ITEMS, ROWS, SIDE = 131_072, 64, 1_024, 32
+PERIOD = SEQ // ITEMS
+LEAD = PERIOD - ROWS - 1  # text before an item, its start token included; one end token follows the item
+
+
+def rows() -> Iterator[Row]:
+    """A prompt of 131,072 ids, half of them of 64 images, and a video of 32,768 tokens."""
+    config = tiny_config(byte_level_tokenizer())
+    ids = _prompt(config)
+    items = _items()
+    spans = [item.offsets[0] for item in items]
+    pads = [(start, end + 1, np.array(item.padding_values())) for item, (start, end) in zip(items, spans, strict=True)]
+    pair = (config.vision_start_token_id, config.vision_end_token_id)
+
+    def pad_floor() -> np.ndarray:
+        out = ids.copy()
+        for start, end, values in pads:
+            out[start:end].reshape(-1, 4)[:] = values
+        return out
+
+    def scan() -> np.ndarray:
+        out = ids.copy()
+        edges = np.flatnonzero((ids == pair[0]) | (ids == pair[1])).tolist()
+        for index, (_, _, values) in enumerate(pads):
+            out[edges[2 * index] + 1 : edges[2 * index + 1]].reshape(-1, 4)[:] = values
+        return out
+
+    def equal(ours: Any, reference: Any, floor: Any) -> None:
+        assert np.array_equal(ours, floor)
+        assert reference is None or np.array_equal(ours, reference)
+        assert np.array_equal(ours == ids, ids != config.image_token_id)
+
+    yield Row(
+        "sentinels into 131,072 ids, 64 items of 1,024: by offsets",
+        lambda: pad_by_offsets(ids, items),
+        equal,
+        Bar(2, "floor"),
+        floor=("numpy slices", pad_floor),
+    )
+    yield Row(
+        "the same ids without offsets: token pairs",
+        lambda: pad_token_pairs(ids, items, [pair])[0],
+        equal,
+        Bar(2, "floor"),
+        ("numpy: one scan, no checks", scan),
+        ("numpy slices", pad_floor),
+    )
+    yield _marks(config, ids, items)
+    model = Qwen2VLModel(config).eval()
+    yield _image_positions(model, ids, items, spans)
+    yield _video_positions(model)
+
+
+def _prompt(config: Any) -> np.ndarray:
+    """Per item: text, start token, 1,024 placeholders, end token."""
+    ids = np.random.default_rng(0).integers(0, 200, SEQ)
+    for first in range(0, SEQ, PERIOD):
+        ids[first + LEAD - 1] = config.vision_start_token_id
+        ids[first + LEAD : first + LEAD + ROWS] = config.image_token_id
+        ids[first + LEAD + ROWS] = config.vision_end_token_id
+    return ids
+
+
+def _items() -> list[MultimodalDataItem]:
+    items = []
+    for index in range(ITEMS):
+        start = index * PERIOD + LEAD
+        item = MultimodalDataItem(
+            modality=Modality.IMAGE,
+            offsets=[(start, start + ROWS - 1)],
+            model_specific_data={"image_grid_thw": np.array([[1, 2 * SIDE, 2 * SIDE]])},
+        )
+        item.set_identity(index.to_bytes(32, "big"))
+        items.append(item)
+    return items
+
+
+def _marks(config: Any, ids: np.ndarray, items: list[MultimodalDataItem]) -> Row:
+    spans = [item.offsets[0] for item in items]
+    names = SimpleNamespace(
+        image_token_ids=[config.image_token_id], video_token_ids=[config.video_token_id], audio_token_ids=[]
+    )
+    listed = [ids.tolist()]
+
+    def floor() -> np.ndarray:
+        out = np.zeros(SEQ, dtype=np.int64)
+        for start, end in spans:
+            out[start : end + 1] = 1
+        return out
+
+    def check(ours: Any, reference: Any, floor: Any) -> None:
+        assert np.array_equal(ours, floor)
+        assert ours.tolist() == reference[0]
+
+    return Row(
+        "modality marks of the same prompt",
+        lambda: mark_modalities(items, SEQ),
+        check,
+        Bar(2, "floor"),
+        ("transformers token types", lambda: ProcessorMixin.create_mm_token_type_ids(names, listed)),
+        ("numpy slices", floor),
+    )
+
+
+def _check_positions(ours: Any, reference: Any, floor: Any) -> None:
+    ids, delta = ours
+    assert np.array_equal(ids, floor[0])
+    assert delta == floor[1]
+    assert np.array_equal(ids, reference[0][:, 0].numpy())
+    assert delta == reference[1].item()
+
+
+def _positions_floor(spans: list[tuple[int, int]], grid: tuple[int, int, int], seq: int) -> tuple[np.ndarray, int]:
+    """The least: one array, filled from slices of one range; every span has the same grid."""
+    t, h, w = grid
+    end = seq - len(spans) * (t * h * w - max(grid))
+    out, steps = np.empty((3, seq), dtype=np.int64), np.arange(end)
+    cursor = free = 0
+    for start, last in spans:
+        out[:, cursor:start] = steps[free : free + start - cursor]
+        free += start - cursor
+        block = out[:, start : last + 1].reshape(3, t, h, w)  # a view: only the last axis is split
+        block[0] = steps[free : free + t, None, None]
+        block[1] = steps[free : free + h, None]
+        block[2] = steps[free : free + w]
+        free += max(grid)
+        cursor = last + 1
+    out[:, cursor:] = steps[free:]
+    return out, end - seq
+
+
+def _image_positions(model: Any, ids: np.ndarray, items: list[MultimodalDataItem], spans: list[tuple[int, int]]) -> Row:
+    config = {"vision_config": {"spatial_merge_size": 2}}
+    tensor = torch.from_numpy(ids)[None]
+    types = (tensor == model.config.image_token_id).int()
+    grids = torch.tensor([[1, 2 * SIDE, 2 * SIDE]] * ITEMS)
+    return Row(
+        "M-RoPE positions of the same prompt",
+        lambda: positions(items, seq=SEQ, config=config),
+        _check_positions,
+        Bar(1.5, "floor"),
+        ("transformers get_rope_index", lambda: model.get_rope_index(tensor, types, image_grid_thw=grids)),
+        ("numpy slices", lambda: _positions_floor(spans, (1, SIDE, SIDE), SEQ)),
+    )
+
+
+def _video_positions(model: Any) -> Row:
+    rows, text = SIDE**3, 16
+    seq, spans = rows + 2 * text, [(text, text + rows - 1)]
+    types = torch.zeros((1, seq), dtype=torch.int)
+    types[0, text:-text] = 2
+    grid = torch.tensor([[SIDE, 2 * SIDE, 2 * SIDE]])
+    return Row(
+        "M-RoPE positions of one 32,768-token video",
+        lambda: mrope_positions(spans, [(SIDE, SIDE, SIDE)], seq=seq),
+        _check_positions,
+        Bar(1.5, "floor"),
+        (
+            "transformers get_rope_index",
+            lambda: model.get_rope_index(torch.zeros_like(types), types, video_grid_thw=grid),
+        ),
+        ("numpy slices", lambda: _positions_floor(spans, (SIDE, SIDE, SIDE), seq)),
+    )

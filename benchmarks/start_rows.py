@@ -1,0 +1,38 @@
+"""The row of a fresh process: how long until it knows every architecture that is served."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.harness import Bar, Row
+
+KNOWN = """
+import sys
+from mm_plugin import discover
+print(",".join(discover().architectures), "torch" in sys.modules, "transformers" in sys.modules)
+"""
+IMPORTED = "import mm_plugin, importlib_metadata, msgspec, packaging.requirements, packaging.markers, pluggy"
+
+
+def rows() -> Iterator[Row]:
+    """A whole process each time, its start included."""
+
+    def check(ours: str, reference: str, floor: str) -> None:
+        assert ours == "Qwen2VLForConditionalGeneration False False"
+        assert reference == floor == ""
+
+    yield Row(
+        "a fresh process knows every architecture, no torch",
+        lambda: _run(KNOWN),
+        check,
+        Bar(150, "ms"),
+        ("imports alone", lambda: _run(IMPORTED)),
+        ("bare interpreter", lambda: _run("pass")),
+    )
+
+
+def _run(code: str) -> Any:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
