@@ -882,18 +882,6 @@ def test_async_equals_sync_and_runs_nothing_heavy_on_the_loops_thread(open_tiny:
     assert executor.submitted - before >= 2 * (1 + 2 + 2 + 1)
 
 
-@pytest.mark.parametrize(
-    ("media", "named", "argument"),
-    [(([], [], [], []), {}, "media"), (([],), {"images": []}, "images"), (([], []), {"videos": []}, "videos")],
-)
-def test_async_media_that_are_given_twice_are_a_usage_error(
-    open_tiny: Open, media: tuple[Any, ...], named: dict[str, Any], argument: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        asyncio.run(open_tiny().process_async("word", *media, **named))
-    assert caught.value.argument == argument
-
-
 def test_many_async_requests_at_once_are_each_their_own(open_tiny: Open) -> None:
     processor = open_tiny()
 

@@ -206,7 +206,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "stage": "hooks",
             "code": "unknown_hook",
-            "hint": "use one of: mm_register_models, mm_register_observers, mm_register_stores",
+            "hint": "use one of: mm_register_digests, mm_register_models, mm_register_observers, mm_register_stores",
         },
     ),
     "hook with an argument": (
@@ -1051,6 +1051,12 @@ class Kept(Store):
         return True
 
     def delete(self, key):
+        pass
+
+    def pin(self, key):
+        return False
+
+    def unpin(self, key):
         pass
 
     def clear(self):

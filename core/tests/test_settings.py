@@ -23,6 +23,7 @@ ENVIRONMENT = [
     ("MM_PLUGIN_MAX_IMAGE_PIXELS", "1", "max_image_pixels", 1),
     ("MM_PLUGIN_MAX_ITEMS", " 3 ", "max_items", 3),
     ("MM_PLUGIN_MAX_ITEM_TOKENS", "7", "max_item_tokens", 7),
+    ("MM_PLUGIN_MAX_CALLER_HASHES", "9", "max_caller_hashes", 9),
     ("MM_PLUGIN_PREPROCESS_CACHE_BYTES", "0", "preprocess_cache_bytes", 0),
     ("MM_PLUGIN_EMBEDDING_CACHE_BYTES", "123456789012", "embedding_cache_bytes", 123456789012),
     ("MM_PLUGIN_STORE", "shared", "store", "shared"),

@@ -24,6 +24,7 @@ class Stats(msgspec.Struct, kw_only=True):
         rejected: entries larger than the whole store.
         mismatches: entries that did not fit what was asked for, and were dropped.
         entries: entries there are now.
+        pinned: entries of them that are in use now.
         bytes: bytes they take now.
     """
 
@@ -34,6 +35,7 @@ class Stats(msgspec.Struct, kw_only=True):
     rejected: int = 0
     mismatches: int = 0
     entries: int = 0
+    pinned: int = 0
     bytes: int = 0
 
 
@@ -54,6 +56,14 @@ class Store(ABC):
     @abstractmethod
     def delete(self, key: Hashable) -> None:
         """Drop an entry, if it is there."""
+
+    @abstractmethod
+    def pin(self, key: Hashable) -> bool:
+        """Keep an entry from being evicted until it is unpinned as often as it was pinned. False where it is not there."""
+
+    @abstractmethod
+    def unpin(self, key: Hashable) -> None:
+        """Take one pin back."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -79,6 +89,7 @@ class MemoryStore(Store):
         self.capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         self._entries: dict[Hashable, tuple[Any, int]] = {}  # the oldest first
+        self._pins: dict[Hashable, int] = {}
         self._stats = Stats()
 
     def get(self, key: Hashable) -> Any | None:
@@ -97,16 +108,44 @@ class MemoryStore(Store):
         """See `Store.put`."""
         with self._lock:
             self._drop(key)
-            if num_bytes > self.capacity_bytes:
+            if num_bytes > self.capacity_bytes or not self._make_room(num_bytes):
                 self._stats.rejected += 1
                 return False
-            while self._stats.bytes + num_bytes > self.capacity_bytes:
-                _, freed = self._entries.pop(next(iter(self._entries)))
-                self._stats.bytes -= freed
-                self._stats.evictions += 1
             self._entries[key] = (value, num_bytes)
             self._stats.bytes += num_bytes
             return True
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Evict the oldest entries that nobody uses; nothing where even that would not do."""
+        free = self.capacity_bytes - self._stats.bytes
+        victims = []
+        for key, (_, size) in self._entries.items():
+            if free >= num_bytes:
+                break
+            if key not in self._pins:
+                victims.append(key)
+                free += size
+        if free < num_bytes:
+            return False
+        for key in victims:
+            self._drop(key)
+            self._stats.evictions += 1
+        return True
+
+    def pin(self, key: Hashable) -> bool:
+        """See `Store.pin`."""
+        with self._lock:
+            if key not in self._entries:
+                return False
+            self._pins[key] = self._pins.get(key, 0) + 1
+            return True
+
+    def unpin(self, key: Hashable) -> None:
+        """See `Store.unpin`."""
+        with self._lock:
+            left = self._pins.pop(key, 0) - 1
+            if left > 0:
+                self._pins[key] = left
 
     def delete(self, key: Hashable) -> None:
         """See `Store.delete`."""
@@ -122,12 +161,14 @@ class MemoryStore(Store):
         """See `Store.clear`."""
         with self._lock:
             self._entries.clear()
+            self._pins.clear()
             self._stats.bytes = 0
 
     def stats(self) -> Stats:
         """See `Store.stats`."""
         with self._lock:
-            return msgspec.structs.replace(self._stats, entries=len(self._entries))
+            pinned = sum(key in self._entries for key in self._pins)
+            return msgspec.structs.replace(self._stats, entries=len(self._entries), pinned=pinned)
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -9,6 +9,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from mm_plugin.events import Observer
+    from mm_plugin.identity import DigestFunction
     from mm_plugin.spec import ModelSpec
 
 PROJECT = "mm_plugin"
@@ -39,4 +40,13 @@ def mm_register_stores() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Store factories by name; each name must be claimed in the group `mm_plugin.stores`.
 
     A factory takes `capacity_bytes` and returns a `mm_plugin.cache.Store`.
+    """
+
+
+@hookspec
+def mm_register_digests() -> Mapping[str, DigestFunction]:  # type: ignore[empty-body]
+    """Functions that hash on other devices, by device type such as `xpu`; each must be claimed in the group `mm_plugin.digests`.
+
+    A function takes tensors [n] uint8 on one such device and returns BLAKE3-256 of each, 32 bytes. It is checked against the
+    published test vectors before it is believed.
     """

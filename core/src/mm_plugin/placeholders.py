@@ -6,14 +6,16 @@ model sampled is never taken for a medium.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError
 from mm_plugin.sentinels import lay_sentinels
-from mm_plugin.structs import MultimodalDataItem, Offset, checked_spans
+from mm_plugin.spec import ModelSpec
+from mm_plugin.structs import MultimodalDataItem, MultimodalInputs, Offset, SpecialTokens, checked_spans
 
 
 class Replacement(msgspec.Struct, frozen=True, eq=False):
@@ -266,3 +268,60 @@ def count_mm_tokens_in_extend(
         for start, end in spans:
             total += max(0, min(end + 1, prefix + extend) - max(start, prefix))
     return total
+
+
+def pad_input_ids(
+    spec: ModelSpec, special_tokens: SpecialTokens, ids: np.ndarray, items: Sequence[MultimodalDataItem]
+) -> np.ndarray:
+    """Cache ids for a request that came without them, by the rule that the plugin declared in `ModelSpec.padding`.
+
+    Args:
+        spec: the model's declaration.
+        special_tokens: the ids of its tokens.
+        ids: [N] int64, expanded; never changed, never returned.
+        items: in prompt order, with sentinels.
+
+    Shape:
+        returns [N] int64, a new array.
+
+    Raises:
+        SpanError: ids and items do not fit together.
+    """
+    if all(item.offsets for item in items):
+        return pad_by_offsets(ids, items)
+    if spec.padding == "pairs":
+        return pad_token_pairs(ids, items, special_tokens.pairs)[0]
+    if spec.padding == "runs":
+        out = np.array(ids, dtype=np.int64)
+        for modality, token in special_tokens.placeholders.items():
+            own = [item for item in items if item.modality is modality]
+            out = pad_runs(out, own, token)
+        return out
+    if spec.padding == "offsets":
+        raise SpanError(f"{spec.name} pads by recorded offsets, and an item came without")
+    padded: np.ndarray = spec.load("padding")(ids, items, special_tokens)
+    return padded
+
+
+def apply_padded_input_ids(origin: MutableSequence[int] | np.ndarray, received: Any, inputs: MultimodalInputs) -> bool:
+    """Put a request's cache ids in the place of its model ids, where a scheduler keeps them.
+
+    Args:
+        origin: the ids that the scheduler keeps; changed in place where all lengths agree, else left alone.
+        received: the model ids that came with the request.
+        inputs: the request's media, with `padded_input_ids`.
+
+    Returns:
+        Whether the lengths agree.
+    """
+    padded = inputs.padded_input_ids
+    if not len(origin) == len(received) == len(padded):
+        return False
+    origin[:] = padded if isinstance(origin, np.ndarray) else type(origin)(*_arguments(origin, padded))
+    return True
+
+
+def _arguments(origin: Any, padded: np.ndarray) -> tuple[Any, ...]:
+    """What makes a sequence of the same kind: an `array` also wants its type code."""
+    code = getattr(origin, "typecode", None)
+    return (padded.tolist(),) if code is None else (code, padded.tolist())

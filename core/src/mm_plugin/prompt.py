@@ -154,8 +154,17 @@ class PromptReader:
             path="messages",
         )
 
+    def is_protected(self, ids: np.ndarray) -> np.ndarray:
+        """Which ids are special or added tokens.
+
+        Shape:
+            returns [n] bool.
+        """
+        return np.isin(ids, self._protected_ids)
+
     def _only_protected(self, ids: np.ndarray) -> np.ndarray:
-        return ids[np.isin(ids, self._protected_ids)]
+        kept: np.ndarray = ids[self.is_protected(ids)]
+        return kept
 
     def _encode_runs(self, text: str, *, reveal: Callable[[str], str] = str) -> np.ndarray:
         """Ids of text between protected tokens, each run encoded on its own as text and nothing else."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
     from mm_plugin.encoder import Encoder
     from mm_plugin.events import Observers
+    from mm_plugin.identity import Digests
     from mm_plugin.processor import ModelProcessor
     from mm_plugin.spec import ModelSpec
 
@@ -57,8 +58,9 @@ MODEL_TYPES = "mm_plugin.model_types"
 FALLBACK = "mm_plugin.fallback"
 STORES = "mm_plugin.stores"
 OBSERVERS = "mm_plugin.observers"
-CLAIM_GROUPS = (ARCHITECTURES, MODEL_TYPES, FALLBACK, STORES, OBSERVERS)
-EXCLUSIVE_GROUPS = (ARCHITECTURES, MODEL_TYPES, STORES, OBSERVERS)
+DIGESTS = "mm_plugin.digests"
+CLAIM_GROUPS = (ARCHITECTURES, MODEL_TYPES, FALLBACK, DIGESTS, STORES, OBSERVERS)
+EXCLUSIVE_GROUPS = (ARCHITECTURES, MODEL_TYPES, DIGESTS, STORES, OBSERVERS)
 
 State = Literal["available", "loaded", "disabled", "failed", "conflict", "incompatible"]
 
@@ -72,7 +74,8 @@ class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
         version: that distribution's version.
         entry_point: the hooks module.
         location: folder that holds it.
-        claims: what it says it serves, by kind: `architectures`, `model_types`, `fallback`, `stores`, `observers`.
+        claims: what it says it serves, by kind: `architectures`, `model_types`, `fallback`, `digests`, `stores`,
+            `observers`.
         state: `available` (not asked for yet), `loaded`, `disabled`, `failed`, `conflict` or `incompatible`.
         stage: where it failed: `discover`, `requirements`, `import`, `hooks`, `register`, `spec` or `classes`.
         code: one word for the kind of fault.
@@ -226,6 +229,8 @@ class Registry:
         self._executor, self._preprocess_store, self._embedding_cache = executor, preprocess_store, embedding_cache
         self._owned: list[Callable[[], None]] = []
         self._observers: Observers | None = None
+        self._digests: Digests | None = None
+        self._bindings: Store | None = None
         self._closed = False
         self._plugins: list[_Plugin] = []
         self._claims: dict[tuple[str, str], list[_Plugin]] = {}
@@ -605,6 +610,8 @@ class Registry:
             cache=ComputeCache(self.preprocess_store),
             observers=self.observers,
             blame=found.blame,
+            digests=self.digests,
+            bindings=self._caller_hashes,
         )
         with _blaming(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
             processor: ModelProcessor = cls(spec, opened, runtime, options)
@@ -699,14 +706,28 @@ class Registry:
 
         with self._lock:
             if self._observers is None:
-                found = Observers()
-                for group, name in sorted(self._claims):
-                    if group == OBSERVERS:
-                        live = [plugin for plugin in self._claims[group, name] if plugin.state != "disabled"]
-                        if len(live) == 1 and self._load(live[0], chosen=True):
-                            found.add(live[0].services[OBSERVERS][name])
-                self._observers = found
+                self._observers = Observers(self._services(OBSERVERS).values())
             return self._observers
+
+    @property
+    def digests(self) -> Digests:
+        """What hashes on each kind of device; the plugins that claim digests are imported when this is first read."""
+        from mm_plugin.identity import Digests
+
+        with self._lock:
+            if self._digests is None:
+                self._digests = Digests(self._services(DIGESTS))
+            return self._digests
+
+    def _services(self, group: str) -> dict[str, Any]:
+        """Every service of a kind that one enabled, unbroken plugin offers, by name."""
+        found: dict[str, Any] = {}
+        for kind, name in sorted(self._claims):
+            if kind == group:
+                live = [plugin for plugin in self._claims[kind, name] if plugin.state != "disabled"]
+                if len(live) == 1 and self._load(live[0], chosen=True):
+                    found[name] = live[0].services[group][name]
+        return found
 
     @property
     def executor(self) -> Executor:
@@ -755,6 +776,16 @@ class Registry:
     def _own_store(self, store: Store) -> None:
         # `close` goes from the end: stores come before the executor here, so that no item still runs when they close.
         self._owned.insert(0, store.close)
+
+    @property
+    def _caller_hashes(self) -> Store:
+        """What each caller's hash stood for: entries of one byte each, so that the capacity is their number."""
+        from mm_plugin.cache import MemoryStore
+
+        with self._lock:
+            if self._bindings is None:
+                self._bindings = MemoryStore(self.settings.max_caller_hashes)
+            return self._bindings
 
     def make_store(self, name: str, capacity_bytes: int) -> Store:
         """A new store of a kind: `memory`, or one that a plugin claims in the group `mm_plugin.stores`.
@@ -944,7 +975,12 @@ def _call_hooks(manager: Any) -> tuple[tuple[ModelSpec, ...], dict[str, Mapping[
                 )
             specs.append(spec)
     services: dict[str, Mapping[str, Any]] = {}
-    for group, hook in ((STORES, manager.hook.mm_register_stores), (OBSERVERS, manager.hook.mm_register_observers)):
+    hooks = {
+        DIGESTS: manager.hook.mm_register_digests,
+        STORES: manager.hook.mm_register_stores,
+        OBSERVERS: manager.hook.mm_register_observers,
+    }
+    for group, hook in hooks.items():
         merged: dict[str, Any] = {}
         for returned in hook():
             if not isinstance(returned, Mapping) or not all(callable(value) for value in returned.values()):

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_item_tokens: prompt tokens that stand for one medium.
         preprocess_cache_bytes: capacity of the preprocess cache, bytes.
         embedding_cache_bytes: capacity of an encoder's row cache, bytes.
+        max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for another medium is found.
         store: kind of store behind the caches: `memory`, or one that a plugin offers.
         threads: worker threads of a registry's executor.
     """
@@ -45,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_item_tokens: Count = 65_536
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
+    max_caller_hashes: Count = 65_536
     store: str = "memory"
     threads: Count = min(8, os.cpu_count() or 1)
 

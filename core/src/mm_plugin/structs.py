@@ -253,6 +253,7 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
         special_tokens: ids of placeholders and pairs.
         mrope_positions: [3, N] int64, or None for a model with ordinary positions.
         mrope_position_delta: added to a token's index to get its position after the prompt; None as above.
+        dropped: paths of media that were left out because the prompt was too long, such as `images[0]`.
     """
 
     input_ids: np.ndarray
@@ -262,6 +263,7 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
     special_tokens: SpecialTokens = SpecialTokens()
     mrope_positions: np.ndarray | None = None
     mrope_position_delta: int | None = None
+    dropped: tuple[str, ...] = ()
 
 
 class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):

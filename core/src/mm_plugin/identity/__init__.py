@@ -17,6 +17,7 @@ import enum
 import importlib.util
 import json
 import logging
+import re
 import struct
 import sys
 import threading
@@ -33,6 +34,7 @@ from mm_plugin.errors import UsageError
 logger = logging.getLogger("mm_plugin")
 
 FORMAT_VERSION = 1
+_CALLER_HASH = re.compile(r"(0[xX])?[0-9a-fA-F]{1,1024}")
 _LENGTH = struct.Struct(">Q")
 _DOUBLE = struct.Struct(">d")
 # Below this many bytes starting threads costs more than it saves.
@@ -311,6 +313,58 @@ def item_identity(
         32 bytes.
     """
     parts = ["mm-plugin/item", FORMAT_VERSION, spec_name, output_version, int(modality), format, feature, fields, salt]
+    return digest(frame(parts))
+
+
+def parse_caller_hash(entry: Any) -> int | None:
+    """A caller's hash as a number; None where the entry is malformed.
+
+    Args:
+        entry: a whole number from 0 on, or hexadecimal digits in either case with or without `0x`; of any length up to 1,024
+            digits. Signs, `_`, spaces, other digits and empty text are malformed.
+    """
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return entry if 0 <= entry < 1 << 4096 else None
+    if isinstance(entry, str) and _CALLER_HASH.fullmatch(entry):
+        return int(entry, 16)
+    return None
+
+
+def caller_identity(
+    spec_name: str,
+    output_version: int,
+    modality: int,
+    value: int,
+    options: bytes,
+    context: Any,
+    *,
+    salt: str | bytes | None = None,
+) -> bytes:
+    """The identity of a medium whose caller vouches for it by a hash: that hash, and all that could change what becomes of it.
+
+    Args:
+        spec_name: the model spec's name.
+        output_version: the spec's output version.
+        modality: its mark, 1 to 3.
+        value: the caller's hash, as `parse_caller_hash` reads it; all of its bits count.
+        options: as for `source_key`.
+        context: as for `source_key`.
+        salt: separates tenants.
+
+    Returns:
+        32 bytes.
+    """
+    parts = [
+        "mm-plugin/caller",
+        FORMAT_VERSION,
+        spec_name,
+        output_version,
+        int(modality),
+        value,
+        options,
+        context,
+        salt,
+    ]
     return digest(frame(parts))
 
 

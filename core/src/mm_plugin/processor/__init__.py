@@ -1,0 +1,9 @@
+"""`ModelProcessor`, what an author subclasses, and the pipeline from prompt + media to its output, written once."""
+
+from __future__ import annotations
+
+from mm_plugin.processor.model import ModelProcessor
+from mm_plugin.processor.options import BaseOptions, For
+from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, mark_worker
+
+__all__ = ["BaseOptions", "For", "ModelProcessor", "Prepared", "PreparedItem", "Runtime", "mark_worker"]

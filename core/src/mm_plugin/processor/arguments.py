@@ -1,0 +1,105 @@
+"""What a caller says of a whole request: checked, and brought into the order of its media."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from mm_plugin.errors import PlaceholderError, UsageError
+from mm_plugin.identity import parse_caller_hash
+from mm_plugin.structs import Modality
+
+HashScope = Literal["fingerprinted", "raw"]
+Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller says of a whole request, beside prompt, media and options; see `ModelProcessor.process`."""
+
+    mm_hashes: Any = None
+    mm_hash_scope: HashScope = "fingerprinted"
+    salt: str | bytes | None = None
+    max_prompt_tokens: int | None = None
+    on_overflow: Overflow = "error"
+    expanded: bool = False
+
+    def check(self) -> None:
+        """Refuse what is of no such kind, or what cannot go together."""
+        if self.salt is not None and not isinstance(self.salt, str | bytes):
+            raise UsageError(f"salt must be text or bytes, not {type(self.salt).__name__}", argument="salt")
+        if self.max_prompt_tokens is not None and type(self.max_prompt_tokens) is not int:
+            raise UsageError(
+                f"max_prompt_tokens must be a whole number, not {type(self.max_prompt_tokens).__name__}",
+                argument="max_prompt_tokens",
+            )
+        for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
+            if getattr(self, name) not in typing.get_args(kind):
+                known = ", ".join(typing.get_args(kind))
+                raise UsageError(f"{name}={getattr(self, name)!r} is none of {known}", argument=name)
+        if self.mm_hash_scope == "raw" and self.salt is not None:
+            raise UsageError(
+                "mm_hash_scope='raw' takes a caller's hash as it is, so a salt could not keep tenants apart",
+                argument="salt",
+            )
+        if self.expanded and self.on_overflow != "error":
+            raise UsageError("expanded ids cannot be shortened: use on_overflow='error'", argument="on_overflow")
+
+
+def is_list(value: Any) -> bool:
+    """Whether it is a sequence, and neither text nor bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Media from message parts, those that only mark a place filled from the argument in order."""
+    if not is_list(given):
+        raise UsageError(
+            f"{modality.argument} must be a list of media, not {type(given).__name__}", argument=modality.argument
+        )
+    if not parts:
+        return list(given)
+    rest = iter(given)
+    marks = sum(part is None for part in parts)
+    if marks != len(given):
+        raise PlaceholderError(
+            f"the messages leave {marks} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
+            path=modality.argument,
+            expected=marks,
+            found=len(given),
+        )
+    return [next(rest) if part is None else part for part in parts]
+
+
+def align_hashes(
+    given: Any, counts: Mapping[Modality, int], ignore: Callable[[str, str], None]
+) -> dict[Modality, list[int | None]] | None:
+    """The caller's hashes aligned with the media; None where there are none, or not as many as media."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        unknown = set(given) - {modality.argument for modality in Modality}
+        entries = {modality: given.get(modality.argument) or () for modality in Modality}
+        aligned = not unknown and all(is_list(part) for part in entries.values())
+        aligned = aligned and all(len(part) in (0, counts.get(modality, 0)) for modality, part in entries.items())
+        aligned = aligned and not any(part and modality not in counts for modality, part in entries.items())
+    else:
+        aligned = is_list(given) and len(given) == sum(counts.values())
+        entries = {}
+        if aligned:
+            rest = iter(given)
+            entries = {modality: [next(rest) for _ in range(count)] for modality, count in sorted(counts.items())}
+    if not aligned:
+        ignore("mm_hashes", "they are not aligned with the media")
+        return None
+    found: dict[Modality, list[int | None]] = {}
+    for modality, count in counts.items():
+        found[modality] = [None] * count
+        for index, entry in enumerate(entries.get(modality) or ()):
+            value = parse_caller_hash(entry)
+            if value is None and entry is not None:
+                ignore(f"mm_hashes[{modality.argument}][{index}]", "it is no hexadecimal number")
+            found[modality][index] = value
+    return found

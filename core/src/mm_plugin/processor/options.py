@@ -1,0 +1,168 @@
+"""Options: declared by an author in one struct, resolved in one order, digested by modality."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from mm_plugin.errors import ProcessorError, RequestError, UsageError
+from mm_plugin.identity import digest, frame
+from mm_plugin.media import WHITE, Color
+from mm_plugin.structs import Modality
+
+if TYPE_CHECKING:
+    from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.spec import ModelSpec
+
+
+class For(msgspec.Struct, frozen=True):
+    """Says in an `Options` annotation which media an option is about, and when it may be given.
+
+    `max_pixels: Annotated[int, For("image")] = 1003520`. An option without it is about every medium and may be given per call.
+
+    Attributes:
+        modalities: names of the modalities whose outputs it changes; none means all.
+        at: the latest moment at which it may be given: `call`, `load` for a switch that is fixed when the model is opened,
+            or `checkpoint` for a number that only the checkpoint's own files may set.
+    """
+
+    modalities: tuple[str, ...] = ()
+    at: Literal["call", "load", "checkpoint"] = "call"
+
+    @classmethod
+    def checkpoint(cls, *modalities: str) -> For:
+        """A number that belongs to the weights: encoder and processor must agree on it, so nobody may change it."""
+        return cls(modalities, "checkpoint")
+
+    @classmethod
+    def load(cls, *modalities: str) -> For:
+        """A switch that is fixed when the model is opened."""
+        return cls(modalities, "load")
+
+    @classmethod
+    def call(cls, *modalities: str) -> For:
+        """An option that a request may give."""
+        return cls(modalities, "call")
+
+
+class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that the core itself reads; an author's `Options` subclasses it.
+
+    Attributes:
+        background: RGB levels behind transparent pixels.
+    """
+
+    background: typing.Annotated[Color, For(("image",))] = WHITE
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, modalities: Sequence[Modality], given: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The options that are in force when a model is opened: load over checkpoint over default.
+
+        Args:
+            checkpoint: its preprocessor settings are taken by name; names that are no option are left alone.
+            modalities: whose settings; where two disagree, the first counts.
+            given: options given at load.
+
+        Raises:
+            UsageError: a value does not fit its option.
+        """
+        names = set(cls.__struct_fields__)
+        settings: dict[str, Any] = {}
+        for modality in reversed(modalities):
+            found = checkpoint.preprocessor(modality)
+            settings |= {name: value for name, value in found.items() if name in names and value is not None}
+        try:
+            return msgspec.convert(settings | dict(given or {}), cls, strict=True)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
+
+
+class OptionTable:
+    """An author's options for one open model: which there are, what is in force, and what enters a source key. Final.
+
+    Args:
+        declared: the author's `Options`.
+        author: the class that declares them, for messages.
+        spec: the model's declaration.
+        checkpoint: the opened checkpoint.
+        given: options given at load.
+        blame: plugin, distribution and version, for errors.
+
+    Attributes:
+        scopes: what each option is about, by name.
+        loaded: the options that are in force where a call gives none.
+    """
+
+    def __init__(
+        self,
+        declared: Any,
+        author: str,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        given: Mapping[str, Any],
+        blame: Mapping[str, str],
+    ) -> None:
+        if not (isinstance(declared, type) and issubclass(declared, BaseOptions)):
+            raise ProcessorError(f"{author}.Options must be a struct that subclasses BaseOptions", **blame)
+        self._declared, self._author, self._name, self._blame = declared, author, spec.name, blame
+        self.scopes: dict[str, For] = {}
+        for name, hint in typing.get_type_hints(declared, include_extras=True).items():
+            found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
+            self.scopes[name] = found[0] if found else For()
+        self._refuse_unknown(given, ("call", "load"))
+        self.loaded = declared.from_checkpoint(checkpoint, spec.modalities, given)
+        self._loaded_digests = {modality: self._digest(self.loaded, modality) for modality in spec.modalities}
+
+    def call(self, given: Mapping[str, Any]) -> Any:
+        """Call over load over checkpoint over default.
+
+        Raises:
+            UsageError: an option is unknown, or cannot be given per call.
+            RequestError: a value does not fit its option.
+        """
+        if not given:
+            return self.loaded
+        self._refuse_unknown(given, ("call",))
+        try:
+            return msgspec.convert(msgspec.structs.asdict(self.loaded) | dict(given), self._declared, strict=True)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"options: {error}", path="options") from error
+
+    def _refuse_unknown(self, given: Mapping[str, Any], moments: tuple[str, ...]) -> None:
+        allowed = sorted(name for name, scope in self.scopes.items() if scope.at in moments)
+        for name in given:
+            if name not in allowed:
+                fixed = {"load": "is fixed when the model is opened", "checkpoint": "is the checkpoint's alone"}
+                why = fixed.get(self.scopes[name].at, "") if name in self.scopes else "is unknown"
+                raise UsageError(
+                    f"option {name!r} of {self._name} {why}; options here: {', '.join(allowed)}", argument=name
+                )
+
+    def effective(self, options: Any, modality: Modality) -> bytes:
+        """Digest of the options that can change this modality's output: these, and no others, enter its source key.
+
+        Returns:
+            32 bytes.
+        """
+        if options is self.loaded:
+            return self._loaded_digests[modality]
+        return self._digest(options, modality)
+
+    def _digest(self, options: Any, modality: Modality) -> bytes:
+        name = modality.name.lower()
+        effective = {
+            option: getattr(options, option)
+            for option, scope in self.scopes.items()
+            if not scope.modalities or name in scope.modalities
+        }
+        try:
+            return digest(frame(effective))
+        except UsageError as error:
+            raise ProcessorError(
+                f"{self._author}.Options have what has no identity: {error.message}", **self._blame
+            ) from error

@@ -1,0 +1,667 @@
+"""The stages of a request, in order, over the four methods that an author wrote.
+
+One item: digest -> source key -> preprocess cache; where it is not there: size from the header -> `layout` -> replacement -> every
+limit -> decode -> `prepare` -> identity. Counts and limits need the first steps alone, so a prompt that is too long is refused, or
+shortened, before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from mm_plugin.cache import ComputeCache, MemoryStore, Store
+from mm_plugin.errors import (
+    LimitError,
+    MediaError,
+    MMPluginError,
+    NeutralError,
+    PlaceholderError,
+    PluginError,
+    ProcessorError,
+    RequestError,
+    SizeError,
+    UsageError,
+)
+from mm_plugin.events import Fallback, ItemKeyed, Observers
+from mm_plugin.identity import Digests, caller_identity, feature_digest, frame, item_identity, source_key
+from mm_plugin.media import Size, Source, open_image
+from mm_plugin.placeholders import Replacement, Slot, expand, mark_modalities, match_expanded, pad_by_offsets
+from mm_plugin.processor.arguments import Arguments, align_hashes, in_order
+from mm_plugin.processor.options import OptionTable
+from mm_plugin.prompt import PromptReader
+from mm_plugin.sentinels import check_vocabulary
+from mm_plugin.settings import Settings
+from mm_plugin.structs import (
+    Modality,
+    MultimodalDataItem,
+    MultimodalInputFormat,
+    MultimodalProcessorOutput,
+    SpecialTokens,
+)
+
+if TYPE_CHECKING:
+    from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.spec import ModelSpec
+
+Fields = Mapping[str, Any]
+
+logger = logging.getLogger("mm_plugin")
+_worker = threading.local()
+
+
+def mark_worker() -> None:
+    """Say that this thread belongs to the executor of the item stage; the registry's pool starts its threads with it."""
+    _worker.marked = True
+
+
+class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What a registry lends to its processors.
+
+    Attributes:
+        settings: limits and switches.
+        executor: runs the item stage.
+        cache: prepared items by source key.
+        observers: those who hear events.
+        blame: plugin, distribution and version, for errors.
+        digests: what hashes on other devices; the core's own where None.
+        bindings: what each caller's hash stood for, an entry a hash; a memory of its own where None.
+    """
+
+    settings: Settings
+    executor: Executor
+    cache: ComputeCache
+    observers: Observers
+    blame: Mapping[str, str]
+    digests: Digests | None = None
+    bindings: Store | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """One medium after the item stage, as the preprocess cache keeps it; shared by every request that repeats it.
+
+    Attributes:
+        fields: the model fields.
+        replacement: the tokens that stand for it.
+        feature: what the encoder reads.
+        identity: 32 bytes.
+    """
+
+    fields: Fields
+    replacement: Replacement
+    feature: Any
+    identity: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it keeps alive."""
+        held = [self.feature, self.replacement.ids, self.replacement.takes_row, *self.fields.values()]
+        return sum(int(getattr(part, "nbytes", 64)) for part in held if part is not None)
+
+
+class PreparedItem(msgspec.Struct, frozen=True, eq=False):
+    """One medium by itself, as a request would get it.
+
+    Attributes:
+        source_key: 32 bytes, the key of the preprocess cache.
+        identity: 32 bytes.
+        fields: the model fields.
+        replacement: the tokens that stand for it.
+        feature: what the encoder reads.
+        cached: whether it was prepared before.
+    """
+
+    source_key: bytes
+    identity: bytes
+    fields: Fields
+    replacement: Replacement
+    feature: Any
+    cached: bool
+
+
+class Item(msgspec.Struct, eq=False):
+    """One medium on its way through a request."""
+
+    modality: Modality
+    path: str
+    value: Any
+    source: Source | None = None
+    key: bytes = b""
+    fields: Fields | None = None
+    replacement: Replacement | None = None
+    prepared: Prepared | None = None
+    cached: bool = False
+    seconds: float = 0.0
+    caller_hash: int | None = None
+    pinned: bool = False
+
+
+class Request(msgspec.Struct, eq=False):
+    """One request between its stages."""
+
+    ids: np.ndarray
+    slots: list[Slot]
+    items: list[Item]
+    options: Any
+    effective: Mapping[Modality, bytes]
+    context: Any
+    arguments: Arguments
+    dropped: list[str] = msgspec.field(default_factory=list)
+
+
+class Pipeline:
+    """Runs the stages for one open model. Final, stateless between requests.
+
+    It is an object of its own, so that no name that an author chooses in a `ModelProcessor` can meet one of its.
+
+    Args:
+        model: the author's processor, of which the four methods are called.
+        spec: the model's declaration.
+        checkpoint: the opened checkpoint.
+        runtime: what the registry lends.
+        options: options given at load.
+    """
+
+    def __init__(
+        self,
+        model: ModelProcessor,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        runtime: Runtime,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._model, self._author = model, type(model).__name__
+        self.spec, self._checkpoint, self.config = spec, checkpoint, checkpoint.config
+        self.settings, self.executor = runtime.settings, runtime.executor
+        self._cache, self._observers, self._blame, self._digests = (
+            runtime.cache, runtime.observers, runtime.blame, runtime.digests,
+        )  # fmt: skip
+        declared = getattr(type(model), "Options", None)
+        self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.blame)
+        self.special_tokens = self._special_tokens()
+        self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders)
+        self._positions = spec.load("positions")
+        bindings = runtime.bindings
+        self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
+        self._told: set[str] = set()
+        check_vocabulary(max(len(checkpoint.tokenizer), _vocabulary_size(self.config)))
+
+    def stats(self) -> Any:
+        """What the preprocess cache did so far."""
+        return self._cache.stats()
+
+    def begin(
+        self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
+    ) -> Request:
+        """Ids with slots, and an item for each medium in prompt order; no medium is touched yet."""
+        arguments.check()
+        read = self._reader.read(prompt, expanded=arguments.expanded)
+        values = {modality: in_order(modality, read.media[modality], media[modality]) for modality in Modality}
+        counts = {modality: len(found) for modality, found in values.items() if found}
+        for modality in counts:
+            self.served(modality)
+        total = sum(counts.values())
+        if total > self.settings.max_items:
+            raise LimitError(
+                f"{total} media in one request, at most {self.settings.max_items} are accepted",
+                setting="max_items",
+                limit=self.settings.max_items,
+                value=total,
+            )
+        if arguments.expanded:
+            order = self._order_of_expanded(read.ids, counts)
+        else:
+            order = [modality for _, modality in read.slots]
+            for modality in Modality:
+                self._check_slots(modality, order.count(modality), len(values[modality]))
+        hashes = align_hashes(arguments.mm_hashes, counts, self._ignore)
+        taken = dict.fromkeys(Modality, 0)
+        items = []
+        for modality in order:
+            index = taken[modality]
+            taken[modality] += 1
+            item = Item(modality, f"{modality.argument}[{index}]", values[modality][index])
+            item.caller_hash = hashes[modality][index] if hashes else None
+            items.append(item)
+        request = self.request_of(items, counts, arguments, options)
+        request.ids, request.slots = read.ids, [slot for slot, _ in read.slots]
+        return request
+
+    def request_of(
+        self, items: list[Item], counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
+    ) -> Request:
+        """Items with the options and the context that they share."""
+        arguments.check()
+        resolved = self.table.call(options)
+        return Request(
+            ids=np.zeros(0, dtype=np.int64),
+            slots=[],
+            items=items,
+            options=resolved,
+            effective={modality: self.table.effective(resolved, modality) for modality in counts},
+            context=self.authored("context", lambda: self._model.context(counts)),
+            arguments=arguments,
+        )
+
+    def _order_of_expanded(self, ids: np.ndarray, counts: Mapping[Modality, int]) -> list[Modality]:
+        """In which order media of several kinds stand in expanded ids: by the first row of each run, where a kind has one token.
+
+        Media of one kind follow one another as they were given, whatever their tokens look like.
+        """
+        if len(counts) <= 1:
+            return [modality for modality, count in counts.items() for _ in range(count)]
+        starts: list[tuple[int, Modality]] = []
+        for modality, count in counts.items():
+            token = self.special_tokens.placeholders[modality]
+            runs = Replacement(ids, ids == token).runs()
+            if len(runs) != count:
+                raise PlaceholderError(
+                    f"the expanded prompt holds {len(runs)} runs of {self.spec.placeholders[modality]}, "
+                    f"{count} {modality.argument} were given",
+                    path=modality.argument,
+                    expected=len(runs),
+                    found=count,
+                )
+            starts += [(start, modality) for start, _ in runs]
+        return [modality for _, modality in sorted(starts)]
+
+    def _ignore(self, what: str, why: str) -> None:
+        """Tell that a caller's hash is not used; the log has the first of its kind alone."""
+        self._observers.emit(Fallback(what=what, used="a computed identity", why=why))
+        if why not in self._told:
+            self._told.add(why)
+            logger.warning("mm-plugin: %s: %s ignored: %s", self.spec.name, what, why)
+
+    def _check_slots(self, modality: Modality, slots: int, given: int) -> None:
+        if slots != given:
+            token = self.spec.placeholders.get(modality, "")
+            raise PlaceholderError(
+                f"the prompt holds {slots} {modality.name.lower()} placeholders {token}, "
+                f"{given} {modality.argument} were given",
+                path=modality.argument,
+                expected=slots,
+                found=given,
+            )
+
+    def lay_out(self, request: Request, item: Item) -> None:
+        """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
+        began = time.perf_counter()
+        source = open_image(item.value, path=item.path, settings=self.settings)
+        item.source = source
+        content = source.digest()
+        with self._identified("context has"):
+            item.key = source_key(
+                self.spec.name, self.spec.output_version, item.modality, content,
+                request.effective[item.modality], request.context, salt=request.arguments.salt,
+            )  # fmt: skip
+        # Pinned first: what is found stays until the request has ended.
+        item.pinned = self._cache.store.pin(item.key)
+        item.prepared = self._cache.get(item.key)
+        if item.prepared is not None:
+            item.replacement, item.cached = item.prepared.replacement, True
+        else:
+            size = source.probe()
+            item.fields, item.replacement = self.measure(
+                item.modality, size, request.options, request.context, item.path
+            )
+        item.seconds = time.perf_counter() - began
+
+    def measure(
+        self, modality: Modality, size: Size, options: Any, context: Any, path: str
+    ) -> tuple[Fields, Replacement]:
+        """Fields and replacement of a medium of one size, checked."""
+        fields = self.authored("layout", lambda: self._model.layout(modality, size, options, context), path)
+        declared = set(self.spec.fields[modality])
+        if not isinstance(fields, Mapping) or set(fields) != declared:
+            found = sorted(fields) if isinstance(fields, Mapping) else type(fields).__name__
+            raise ProcessorError(
+                f"{self._author}.layout returned {found}, the spec declares {sorted(declared)} for {modality.argument}",
+                **self._blame,
+            )
+        fields = {name: _frozen(value) for name, value in fields.items()}
+        replacement = self.authored("replacement", lambda: self._model.replacement(fields), path)
+        if not isinstance(replacement, Replacement):
+            raise ProcessorError(
+                f"{self._author}.replacement returned a {type(replacement).__name__}; it must return Replacement",
+                **self._blame,
+            )
+        self._check_replacement(replacement)
+        limit = self.settings.max_item_tokens
+        if len(replacement.ids) > limit:
+            raise LimitError(
+                f"{path}: takes {len(replacement.ids)} tokens, at most {limit} are accepted",
+                path=path,
+                setting="max_item_tokens",
+                limit=limit,
+                value=len(replacement.ids),
+            )
+        return fields, replacement
+
+    def _check_replacement(self, replacement: Replacement) -> None:
+        """What a scheduler relies on: a one-dimensional run of ids of which at least one takes a row."""
+        ids, takes_row = replacement.ids, replacement.takes_row
+        good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
+        if good and takes_row is not None:
+            good = isinstance(takes_row, np.ndarray) and takes_row.dtype == np.bool_ and takes_row.shape == ids.shape
+        if not good or not replacement.num_rows:
+            raise ProcessorError(
+                f"{self._author}.replacement must give ids [n] of integers and takes_row [n] of bool, "
+                "at least one of them true",
+                **self._blame,
+            )
+
+    def fit(self, request: Request) -> None:
+        """Hold the expanded prompt to its limit, by the caller's policy; nothing is decoded yet."""
+        limit = request.arguments.max_prompt_tokens
+        if limit is None:
+            return
+        policy = request.arguments.on_overflow
+        length = self._length(request)
+        while length > limit and policy in ("drop_oldest", "drop_newest") and request.items:
+            self._drop(request, 0 if policy == "drop_oldest" else len(request.items) - 1)
+            length = self._length(request)
+        if length > limit and policy == "trim_text":
+            self._trim(request, length - limit)
+            length = self._length(request)
+        if length > limit:
+            raise LimitError(
+                f"the expanded prompt has {length} tokens, at most {limit} are accepted",
+                path="prompt",
+                setting="max_prompt_tokens",
+                limit=limit,
+                value=length,
+            )
+
+    def _length(self, request: Request) -> int:
+        """Tokens of the expanded prompt."""
+        length = len(request.ids)
+        for slot, item in zip(request.slots, request.items, strict=not request.arguments.expanded):
+            assert item.replacement is not None
+            length += len(item.replacement.ids) - (slot.end - slot.start)
+        return length
+
+    def _drop(self, request: Request, index: int) -> None:
+        """Leave out one medium, its slot, and the start and end token around it; count the others anew where they depend on it."""
+        dropped, slot = request.items.pop(index), self._wrapped(request, request.slots.pop(index))
+        width = slot.end - slot.start
+        request.ids = np.delete(request.ids, np.arange(slot.start, slot.end))
+        request.slots = [
+            Slot(other.start - width, other.end - width) if other.start >= slot.end else other
+            for other in request.slots
+        ]
+        request.dropped.append(dropped.path)
+        if dropped.pinned:
+            self._cache.store.unpin(dropped.key)
+        why = f"more than {request.arguments.max_prompt_tokens} tokens"
+        self._observers.emit(Fallback(what=dropped.path, used="left out", why=why))
+        counts = {modality: sum(item.modality is modality for item in request.items) for modality in Modality}
+        context = self.authored("context", lambda: self._model.context({m: n for m, n in counts.items() if n}))
+        if frame(context) != frame(request.context):
+            request.context = context
+            self.unpin(request)
+            self.run(request.items, lambda item: self.lay_out(request, item))
+
+    def _wrapped(self, request: Request, slot: Slot) -> Slot:
+        """The slot with the start and end token that stand around it, if they do."""
+        ids = request.ids
+        if slot.start > 0 and slot.end < len(ids):
+            around = (int(ids[slot.start - 1]), int(ids[slot.end]))
+            if around in self.special_tokens.pairs:
+                return Slot(slot.start - 1, slot.end + 1)
+        return slot
+
+    def _trim(self, request: Request, excess: int) -> None:
+        """Leave out the first tokens of text; media, their wrappers and special tokens stay."""
+        text = ~self._reader.is_protected(request.ids)
+        for slot in request.slots:
+            text[slot.start : slot.end] = False
+        gone = np.flatnonzero(text)[:excess]
+        request.ids = np.delete(request.ids, gone)
+        shift = [int(np.searchsorted(gone, slot.start)) for slot in request.slots]
+        request.slots = [Slot(s.start - n, s.end - n) for s, n in zip(request.slots, shift, strict=True)]
+
+    def unpin(self, request: Request) -> None:
+        """Let the cache evict again what the request used."""
+        for item in request.items:
+            if item.pinned:
+                self._cache.store.unpin(item.key)
+                item.pinned = False
+
+    def prepare(self, request: Request, item: Item) -> None:
+        """Decode, prepare and identify a medium, once however many requests bring it at the same time."""
+        began = time.perf_counter()
+        if item.prepared is None:
+            try:
+                item.prepared, item.cached = self._cache.get_or_compute(
+                    item.key, lambda: self._compute(request, item), lambda prepared: prepared.num_bytes
+                )
+            except MediaError as error:
+                if error.path in (None, item.path):
+                    raise
+                # Another place or request was computing this medium; its error names where it stands there.
+                message = error.message.replace(str(error.path), item.path, 1)
+                raise MediaError(message, path=item.path, reason=error.reason) from error
+            item.pinned = self._cache.store.pin(item.key)
+        item.source = None  # the file's bytes are not needed any more
+        item.seconds += time.perf_counter() - began
+        self._observers.emit(
+            ItemKeyed(
+                plugin=self.spec.name,
+                path=item.path,
+                modality=item.modality.name.lower(),
+                identity=item.prepared.identity.hex(),
+                num_tokens=item.prepared.replacement.num_rows,
+                cached=item.cached,
+                elapsed_ms=round(item.seconds * 1e3, 3),
+            )
+        )
+
+    def _compute(self, request: Request, item: Item) -> Prepared:
+        assert item.source is not None
+        assert item.fields is not None
+        assert item.replacement is not None
+        fields, options = item.fields, request.options
+        medium = item.source.decode(background=options.background)
+        feature = self.authored("prepare", lambda: self._model.prepare(medium, fields, options), item.path)
+        with self._identified("prepare returned"):
+            content = feature_digest(feature, self._digests)
+        with self._identified("layout returned"):
+            identity = item_identity(
+                self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
+                content, fields, salt=request.arguments.salt,
+            )  # fmt: skip
+        feature = _detached(feature, medium.pixels)
+        return Prepared(fields, item.replacement, feature, identity)
+
+    def finish(self, request: Request) -> MultimodalProcessorOutput:
+        """Expansion with recorded spans, sentinels, marks and positions."""
+        prepared = [item.prepared for item in request.items if item.prepared is not None]
+        replacements = [part.replacement for part in prepared]
+        try:
+            if request.arguments.expanded:
+                expansion = match_expanded(request.ids, replacements)
+            else:
+                expansion = expand(request.ids, request.slots, replacements)
+        except NeutralError as error:
+            raise PlaceholderError(f"prompt: {error.message}", path="prompt") from error
+        items = []
+        for entry, part, offsets in zip(request.items, prepared, expansion.offsets, strict=True):
+            item = MultimodalDataItem(
+                modality=entry.modality,
+                offsets=offsets,
+                feature=part.feature,
+                model_specific_data=dict(part.fields),
+            )
+            self._identify(request, entry, item, part.identity)
+            items.append(item)
+        seq = len(expansion.ids)
+        positions = delta = None
+        if self._positions is not None:
+            positions, delta = self._checked_positions(items, seq)
+        return MultimodalProcessorOutput(
+            input_ids=expansion.ids,
+            padded_input_ids=pad_by_offsets(expansion.ids, items),
+            token_modalities=mark_modalities(items, seq),
+            mm_items=items,
+            special_tokens=self.special_tokens,
+            mrope_positions=positions,
+            mrope_position_delta=delta,
+            dropped=tuple(request.dropped),
+        )
+
+    def _identify(self, request: Request, entry: Item, item: MultimodalDataItem, natural: bytes) -> None:
+        """Give an item its identity: the natural one, or that of the caller's hash, which must not stand for anything else."""
+        value, arguments = entry.caller_hash, request.arguments
+        if value is None:
+            item.set_identity(natural)
+            return
+        bound: Any
+        if arguments.mm_hash_scope == "raw":
+            item.set_hash(value)
+            bound = ("raw", item.hash)
+        else:
+            bound = caller_identity(
+                self.spec.name, self.spec.output_version, item.modality, value,
+                request.effective[item.modality], request.context, salt=arguments.salt,
+            )  # fmt: skip
+            item.set_identity(bound)
+        known = self._bindings.get(bound)
+        if known is None:
+            self._bindings.put(bound, natural, 1)
+        elif known != natural:
+            raise RequestError(
+                f"{entry.path}: its hash in mm_hashes was used for another medium before; a hash must stand for one medium",
+                path=entry.path,
+            )
+
+    def _checked_positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray, int]:
+        """What the spec's function gives, if it is what a language model can read."""
+        found = self.authored("positions", lambda: self._positions(items, seq=seq, config=self.config))
+        positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
+        if not good or type(delta) is not int:
+            raise ProcessorError(
+                f"{self.spec.positions} must return positions [3, {seq}] int64 and a delta, a Python int",
+                **self._blame,
+            )
+        return positions, delta
+
+    def run(self, items: Sequence[Item], step: Callable[[Item], None]) -> None:
+        """One step over all items, on the executor where there are several; the first error in order is raised.
+
+        A thread of the executor that waited for others of it could wait for ever, so there the step runs where it is.
+        """
+        if len(items) <= 1 or getattr(_worker, "marked", False):
+            for item in items:
+                step(item)
+            return
+        futures = [self.executor.submit(step, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    # ---------------------------------------------------------------- blame
+
+    def authored(self, method: str, call: Callable[[], Any], path: str | None = None) -> Any:
+        """Call an author's method: what is wrong with the medium is the request's fault, everything else the plugin's."""
+        try:
+            return call()
+        except (RequestError, PluginError):
+            raise
+        except SizeError as error:
+            raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error
+        except (Exception, SystemExit) as error:
+            where = f" on {path}" if path else ""
+            raise ProcessorError(
+                f"{self._author}.{method} failed{where}: {type(error).__name__}: {error}", **self._blame
+            ) from error
+
+    @contextlib.contextmanager
+    def _identified(self, what: str) -> Iterator[None]:
+        """An author's value that no digest can be made of is the plugin's fault."""
+        try:
+            yield
+        except UsageError as error:
+            raise ProcessorError(
+                f"{self._author}.{what} what has no identity: {error.message}", **self._blame
+            ) from error
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Nothing but our own errors leaves a request."""
+        try:
+            yield
+        except NeutralError as error:
+            raise ProcessorError(f"{self.spec.name}: {error.message}", **self._blame) from error
+        except MMPluginError:
+            raise
+        except MemoryError as error:
+            raise LimitError("the request needs more memory than there is", setting="memory") from error
+        except Exception as error:
+            raise ProcessorError(f"{self.spec.name}: {type(error).__name__}: {error}", **self._blame) from error
+
+    def served(self, modality: Modality) -> Modality:
+        """The modality, if the model takes it."""
+        if modality not in self.spec.modalities:
+            raise RequestError(
+                f"{self.spec.name} takes {', '.join(m.argument for m in self.spec.modalities)}, not {modality.argument}",
+                path=modality.argument,
+            )
+        return modality
+
+    def _special_tokens(self) -> SpecialTokens:
+        tokenizer = self._checkpoint.tokenizer
+        vocabulary = tokenizer.get_vocab()
+
+        def token_id(token: str) -> int:
+            if token not in vocabulary:
+                raise UsageError(
+                    f"the checkpoint's tokenizer has no token {token!r}, which {self.spec.name} needs",
+                    argument="checkpoint",
+                )
+            return int(vocabulary[token])
+
+        return SpecialTokens(
+            placeholders={modality: token_id(token) for modality, token in self.spec.placeholders.items()},
+            pairs=tuple((token_id(start), token_id(end)) for start, end in self.spec.token_pairs),
+        )
+
+
+def _vocabulary_size(config: Mapping[str, Any]) -> int:
+    """Rows of the embedding table, padding included, as far as the config says."""
+    text = config.get("text_config")
+    sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
+    return max((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def _detached(feature: Any, pixels: np.ndarray) -> Any:
+    """The feature in memory of its own: the pixels may be the caller's array, which can change afterwards."""
+    if isinstance(feature, np.ndarray):
+        return feature.copy() if np.may_share_memory(feature, pixels) else feature
+    torch = sys.modules.get("torch")  # who returned a tensor has imported torch
+    if torch is not None and isinstance(feature, torch.Tensor) and feature.device.type == "cpu":
+        storage, (first, end) = feature.untyped_storage(), np.lib.array_utils.byte_bounds(pixels)
+        if storage.data_ptr() < end and first < storage.data_ptr() + storage.nbytes():
+            return feature.clone()
+    return feature
+
+
+def _frozen(value: Any) -> Any:
+    """An array that nobody can change: fields are shared by every request that repeats a medium."""
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    return value
