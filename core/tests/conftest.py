@@ -27,6 +27,7 @@ GROUPS = {
     "architectures": "mm_plugin.architectures",
     "model_types": "mm_plugin.model_types",
     "fallback": "mm_plugin.fallback",
+    "digests": "mm_plugin.digests",
     "stores": "mm_plugin.stores",
     "observers": "mm_plugin.observers",
 }

@@ -1,5 +1,6 @@
 """Stores and caches: order, bytes, one computation for all who ask, checked hits."""
 
+import asyncio
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,117 @@ def test_a_store_is_abstract() -> None:
         Store()  # type: ignore[abstract]
 
 
+# --- pins ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_entry_is_never_evicted_and_an_unpinned_one_is_again() -> None:
+    store = MemoryStore(30)
+    for key in "abc":
+        store.put(key, key.upper(), 10)
+    assert store.pin("a")
+    assert store.put("d", "D", 20)  # b and c go, though a is the oldest
+    assert [store.get(key) for key in "abcd"] == ["A", None, None, "D"]
+    store.unpin("a")
+    assert store.put("e", "E", 25)
+    assert [store.get(key) for key in "ade"] == [None, None, "E"]
+    assert store.stats().evictions == 4
+
+
+def test_an_entry_stays_pinned_until_it_is_unpinned_as_often_as_it_was_pinned() -> None:
+    store = MemoryStore(10)
+    store.put("a", 1, 10)
+    assert store.pin("a")
+    assert store.pin("a")
+    store.unpin("a")
+    assert not store.put("b", 2, 1)
+    assert store.stats().pinned == 1
+    store.unpin("a")
+    assert store.stats().pinned == 0
+    assert store.put("b", 2, 1)
+    assert store.get("a") is None
+
+
+def test_a_value_for_which_only_pinned_entries_could_go_is_rejected_and_nothing_goes() -> None:
+    store = MemoryStore(30)
+    for key in "abc":
+        store.put(key, key, 10)
+    store.pin("a")
+    store.pin("c")
+    assert not store.put("d", "d", 11)  # b alone would not do
+    assert [store.get(key) for key in "abcd"] == ["a", "b", "c", None]
+    stats = store.stats()
+    assert (stats.rejected, stats.evictions, stats.entries, stats.pinned, stats.bytes) == (1, 0, 3, 2, 30)
+
+
+def test_what_is_not_there_is_not_pinned_and_unpinning_it_is_harmless() -> None:
+    store = MemoryStore(10)
+    assert not store.pin("a")
+    store.unpin("a")
+    store.put("a", 1, 10)
+    store.unpin("a")
+    assert store.stats().pinned == 0
+    assert store.pin("a")
+    assert store.stats().pinned == 1
+
+
+@pytest.mark.parametrize(
+    "drop", [lambda store: store.delete("a"), lambda store: store.clear()], ids=["delete", "clear"]
+)
+def test_a_pin_of_a_dropped_entry_takes_no_other_callers_pin_with_it(drop: Any) -> None:
+    store = MemoryStore(10)
+    store.put("a", 1, 10)
+    store.pin("a")  # the first caller's
+    drop(store)
+    assert store.get("a") is None
+    assert (store.stats().pinned, store.stats().bytes) == (0, 0)
+    store.put("a", 2, 10)
+    store.pin("a")  # the second caller's
+    store.unpin("a")  # the first caller ends
+    assert not store.put("b", 3, 1)
+    store.unpin("a")
+    assert store.put("b", 3, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "get", "pin", "unpin", "delete"]), st.integers(0, 5), st.integers(0, 12)),
+        max_size=60,
+    )
+)
+def test_pins_equal_a_plain_model_of_them(steps: list[tuple[str, int, int]]) -> None:
+    store, capacity = MemoryStore(20), 20
+    model: OrderedDict[int, int] = OrderedDict()
+    pins: dict[int, int] = {}
+    for name, key, size in steps:
+        if name == "put":
+            model.pop(key, None)
+            free = [old for old in model if not pins.get(old)]
+            fixed = sum(model[old] for old in model if pins.get(old))
+            fits = size <= capacity and fixed + size <= capacity
+            while fits and sum(model.values()) + size > capacity:
+                del model[free.pop(0)]
+            if fits:
+                model[key] = size
+            assert store.put(key, (key, size), size) == fits
+        elif name == "get":
+            found = model.get(key)
+            if found is not None:
+                model.move_to_end(key)
+            assert store.get(key) == (None if found is None else (key, found))
+        elif name == "pin":
+            assert store.pin(key) == (key in model)
+            pins[key] = pins.get(key, 0) + (key in model)
+        elif name == "unpin":
+            store.unpin(key)
+            pins[key] = max(0, pins.get(key, 0) - 1)
+        else:
+            store.delete(key)
+            model.pop(key, None)
+        stats = store.stats()
+        assert (stats.entries, stats.bytes) == (len(model), sum(model.values()))
+        assert stats.pinned == sum(bool(pins.get(old)) for old in model)
+
+
 # --- ComputeCache ------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +294,74 @@ def test_other_keys_are_computed_at_the_same_time() -> None:
         # Each waits inside its computation for the other two, which would never come if one kept them out.
         found = list(pool.map(lambda key: cache.get_or_compute(key, lambda: meeting.wait() >= 0, lambda _: 1), "abc"))
     assert found == [(True, False)] * 3
+
+
+def test_threads_and_an_event_loop_share_one_computation_and_who_leaves_takes_nobody_along() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    calls: list[int] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def compute() -> list[int]:
+        calls.append(1)
+        begun.set()
+        assert release.wait(10)
+        return [7]
+
+    def ask() -> tuple[list[int], bool]:
+        return cache.get_or_compute("key", compute, len)
+
+    with ThreadPoolExecutor(8) as pool:
+
+        async def run() -> list[Any]:
+            loop = asyncio.get_running_loop()
+            waiters = [asyncio.ensure_future(loop.run_in_executor(pool, ask)) for _ in range(4)]
+            while cache.stats().joins < 7:
+                await asyncio.sleep(0.005)
+            waiters[1].cancel()
+            await asyncio.sleep(0)
+            release.set()
+            return await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 10)
+
+        first = pool.submit(ask)
+        assert begun.wait(10)
+        threads = [pool.submit(ask) for _ in range(3)]
+        told = asyncio.run(run())
+        assert first.result(10) == ([7], False)
+        assert [future.result(10) for future in threads] == [([7], True)] * 3
+    assert isinstance(told[1], asyncio.CancelledError)
+    assert [told[0], *told[2:]] == [([7], True)] * 3
+    assert calls == [1]
+    stats = cache.stats()
+    assert (stats.misses, stats.joins, stats.entries) == (1, 7, 1)
+
+
+def test_an_owner_that_is_cancelled_still_serves_who_waits() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    begun, release = threading.Event(), threading.Event()
+
+    def compute() -> str:
+        begun.set()
+        assert release.wait(10)
+        return "value"
+
+    with ThreadPoolExecutor(2) as pool:
+
+        async def run() -> tuple[Any, Any]:
+            loop = asyncio.get_running_loop()
+            owner = loop.run_in_executor(pool, lambda: cache.get_or_compute("key", compute, len))
+            while not begun.is_set():
+                await asyncio.sleep(0.005)
+            waiter = loop.run_in_executor(pool, lambda: cache.get_or_compute("key", compute, len))
+            while cache.stats().joins < 1:
+                await asyncio.sleep(0.005)
+            owner.cancel()
+            release.set()
+            return await asyncio.wait_for(asyncio.gather(owner, waiter, return_exceptions=True), 10)
+
+        cancelled, found = asyncio.run(run())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert found == ("value", True)
+    assert cache.get("key") == "value"
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"])

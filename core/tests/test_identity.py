@@ -1,11 +1,18 @@
 """Framed digests: two different values never share an encoding, one value has one digest everywhere."""
 
+import io
 import itertools
+import json
+import logging
 import os
 import struct
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, IntEnum
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +23,20 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from PIL import Image
 
+from mm_plugin import identity
 from mm_plugin.errors import UsageError
-from mm_plugin.identity import digest, feature_digest, frame, item_identity, source_key
+from mm_plugin.identity import (
+    FORMAT_VERSION,
+    Digests,
+    digest,
+    feature_digest,
+    feature_digests,
+    frame,
+    item_identity,
+    source_key,
+)
 
 
 class Color(IntEnum):
@@ -350,7 +368,7 @@ from mm_plugin.identity import feature_digest, item_identity, source_key
 fields = {"grid": (1, 4, 6), "name": "x", "array": torch.arange(5), "nested": {"b": 1, "a": None}}
 print(feature_digest(torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)).hex())
 print(item_identity("m", 1, 1, "normal", b"f" * 32, fields, salt="t").hex())
-print(source_key("m", 1, 1, b"f" * 32, fields, {"z": 1, "y": 2}).hex())
+print(source_key("m", 1, 1, b"f" * 32, b"o" * 32, {"z": 1, "y": 2, "fields": fields}).hex())
 """
 
 
@@ -361,7 +379,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_digests() -> None
     here = [
         feature_digest(BASE).hex(),
         item_identity("m", 1, 1, "normal", b"f" * 32, fields, salt="t").hex(),
-        source_key("m", 1, 1, b"f" * 32, fields, {"y": 2, "z": 1}).hex(),
+        source_key("m", 1, 1, b"f" * 32, b"o" * 32, {"y": 2, "fields": fields, "z": 1}).hex(),
     ]
     environment = os.environ | {"PYTHONHASHSEED": "4321"}
     done = subprocess.run(
@@ -407,7 +425,7 @@ def test_everything_that_preparation_depends_on_is_in_the_source_key() -> None:
         "output_version": 1,
         "modality": 1,
         "source": b"f" * 32,
-        "options": {"a": 1},
+        "options": b"o" * 32,
         "context": {},
         "salt": None,
     }
@@ -416,8 +434,7 @@ def test_everything_that_preparation_depends_on_is_in_the_source_key() -> None:
         ("output_version", 2),
         ("modality", 2),
         ("source", b"g" * 32),
-        ("options", {"a": True}),
-        ("options", {}),
+        ("options", b"p" * 32),
         ("context", {"crop": True}),
         ("context", {"crop": False}),
         ("context", None),
@@ -429,4 +446,491 @@ def test_everything_that_preparation_depends_on_is_in_the_source_key() -> None:
 
 def test_an_identity_is_never_a_source_key_of_the_same_values() -> None:
     identity = item_identity("m", 1, 1, "normal", b"f" * 32, {}, salt=None)
-    assert identity != source_key("m", 1, 1, b"f" * 32, {}, None)
+    assert identity != source_key("m", 1, 1, b"f" * 32, b"o" * 32, None)
+
+
+# ------------------------------------------------------------------ the published vectors, by another hand
+
+PUBLISHED: dict[str, Any] = json.loads(Path(str(resources.files("mm_plugin.identity") / "vectors.json")).read_text())
+
+
+def hexed(value: Any, key: str) -> Any:
+    """One part of a vector that is written as {key: value}, or None."""
+    return value[key] if isinstance(value, dict) and set(value) == {key} else None
+
+
+def slow_frame(value: Any) -> bytes:
+    """The frame of a value as vectors.json writes it, from the description of the format alone."""
+
+    def sized(tag: str, data: bytes) -> bytes:
+        return tag.encode() + len(data).to_bytes(8, "big") + data
+
+    if value is None:
+        return b"N"
+    if type(value) is bool:
+        return b"T" if value else b"F"
+    if type(value) is int:
+        digits = f"{abs(value):x}" if value else ""
+        magnitude = bytes.fromhex(digits.rjust(len(digits) + len(digits) % 2, "0"))
+        return (b"i-" if value < 0 else b"i+") + len(magnitude).to_bytes(8, "big") + magnitude
+    if type(value) is str:
+        return sized("s", value.encode())
+    if type(value) is list:
+        return b"l" + len(value).to_bytes(8, "big") + b"".join(map(slow_frame, value))
+    if (found := hexed(value, "float")) is not None:
+        return b"f" + struct.pack(">d", float.fromhex(found))
+    if (found := hexed(value, "bytes")) is not None:
+        return sized("b", bytes.fromhex(found))
+    if (found := hexed(value, "mapping")) is not None:
+        pairs = sorted([slow_frame(key), slow_frame(part)] for key, part in found)
+        return b"d" + len(pairs).to_bytes(8, "big") + b"".join(key + part for key, part in pairs)
+    if (found := hexed(value, "array")) is not None:
+        return b"a" + slow_digest(found["dtype"], found["shape"], bytes.fromhex(found["raw"]))
+    raise AssertionError(f"the vectors say nothing of {value}")
+
+
+def slow_digest(dtype: str, shape: list[int], raw: bytes) -> bytes:
+    inner = {"bytes": blake3(raw).hexdigest()}
+    return blake3(slow_frame([dtype, shape, inner])).digest()
+
+
+def real(value: Any) -> Any:
+    """The value for which vectors.json writes this."""
+    if isinstance(value, list):
+        return [real(part) for part in value]
+    if (found := hexed(value, "float")) is not None:
+        return float.fromhex(found)
+    if (found := hexed(value, "bytes")) is not None:
+        return bytes.fromhex(found)
+    if (found := hexed(value, "mapping")) is not None:
+        return {real(key): real(part) for key, part in found}
+    if (found := hexed(value, "array")) is not None:
+        raw = bytearray.fromhex(found["raw"])
+        return torch.frombuffer(raw, dtype=getattr(torch, found["dtype"])).reshape(found["shape"])
+    return value
+
+
+def test_the_vectors_are_of_this_format_and_of_every_kind() -> None:
+    assert PUBLISHED["format_version"] == FORMAT_VERSION == 1
+    assert identity.test_vectors() == PUBLISHED
+    tags = {bytes.fromhex(entry["frame"])[:1] for entry in PUBLISHED["frames"]}
+    assert tags >= {b"N", b"T", b"F", b"i", b"f", b"s", b"b", b"l", b"d", b"a"}
+    assert min(len(PUBLISHED[name]) for name in ("blake3", "frames", "identities", "source_keys")) >= 2
+
+
+@pytest.mark.parametrize("entry", PUBLISHED["blake3"], ids=lambda entry: str(entry["length"]))
+def test_published_digests_are_those_of_blake3(entry: dict[str, Any]) -> None:
+    data = bytes(index % 251 for index in range(entry["length"]))
+    assert entry["digest"] == blake3(data).hexdigest() == digest(data).hex()
+
+
+@pytest.mark.parametrize("entry", PUBLISHED["frames"], ids=lambda entry: json.dumps(entry["value"])[:40])
+def test_published_frames_are_those_of_the_description_and_of_the_code(entry: dict[str, Any]) -> None:
+    assert entry["frame"] == slow_frame(entry["value"]).hex() == frame(real(entry["value"])).hex()
+    array = hexed(entry["value"], "array")
+    if array is not None:
+        found = feature_digest(real(entry["value"]))
+        assert found == slow_digest(array["dtype"], array["shape"], bytes.fromhex(array["raw"]))
+
+
+@pytest.mark.parametrize("entry", PUBLISHED["identities"], ids=lambda entry: str(entry["salt"]))
+def test_published_identities_are_those_of_the_description_and_of_the_code(entry: dict[str, Any]) -> None:
+    names = ("spec_name", "output_version", "modality", "format")
+    parts = ["mm-plugin/item", 1, *(entry[name] for name in names), {"bytes": entry["feature"]}]
+    assert entry["identity"] == blake3(slow_frame([*parts, entry["fields"], entry["salt"]])).hexdigest()
+    feature, fields = bytes.fromhex(entry["feature"]), real(entry["fields"])
+    made = item_identity(*(entry[name] for name in names), feature, fields, salt=real(entry["salt"]))
+    assert entry["identity"] == made.hex()
+
+
+@pytest.mark.parametrize("entry", PUBLISHED["source_keys"], ids=lambda entry: str(entry["context"]))
+def test_published_source_keys_are_those_of_the_description_and_of_the_code(entry: dict[str, Any]) -> None:
+    names = ("spec_name", "output_version", "modality")
+    options = blake3(slow_frame(entry["options"])).digest()
+    parts = ["mm-plugin/source", 1, *(entry[name] for name in names), {"bytes": entry["source"]}]
+    by_hand = blake3(slow_frame([*parts, {"bytes": options.hex()}, entry["context"], entry["salt"]])).hexdigest()
+    own = digest(frame(real(entry["options"])))
+    made = source_key(
+        *(entry[name] for name in names),
+        bytes.fromhex(entry["source"]),
+        own,
+        real(entry["context"]),
+        salt=real(entry["salt"]),
+    )
+    assert own == options
+    assert entry["key"] == by_hand == made.hex()
+
+
+def written(value: Any) -> Any:
+    """A value as vectors.json would write it."""
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list):
+        return [written(part) for part in value]
+    if isinstance(value, dict):
+        return {"mapping": [[written(key), written(part)] for key, part in value.items()]}
+    return value
+
+
+@given(values)
+def test_any_frame_equals_a_slow_one(value: Any) -> None:
+    assert frame(value) == slow_frame(written(value))
+
+
+# ------------------------------------------------------------------ pictures, clips and sounds
+
+
+def coloured(mode: str, data: bytes, size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
+    image = Image.frombytes(mode, size, data)
+    image.info.update(info)
+    return image
+
+
+def paletted(colours: list[int], mode: str = "P", size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
+    image = Image.frombytes(mode, size, bytes([0, 1, 0, 1] * 4))
+    image.putpalette(colours)
+    image.info.update(info)
+    return image
+
+
+GRAY = bytes(range(16))
+PICTURES = [
+    coloured("L", GRAY),
+    coloured("L", GRAY, (2, 8)),
+    coloured("L", GRAY, (8, 2)),
+    coloured("L", bytes([1, *range(1, 16)])),
+    coloured("L", GRAY, transparency=0),
+    coloured("L", GRAY, transparency=1),
+    coloured("LA", GRAY * 2),
+    coloured("RGB", GRAY * 3),
+    coloured("RGB", GRAY * 3, transparency=(0, 1, 2)),
+    coloured("YCbCr", GRAY * 3),
+    coloured("HSV", GRAY * 3),
+    coloured("RGBA", GRAY * 4),
+    coloured("CMYK", GRAY * 4),
+    coloured("RGBX", GRAY * 4),
+    coloured("F", GRAY * 4),
+    coloured("I", GRAY * 4),
+    coloured("I;16", GRAY * 2),
+    coloured("1", bytes(range(4))),
+    coloured("L", bytes([0, 1, 0, 1] * 4)),
+    paletted([0, 0, 0, 255, 0, 0]),
+    paletted([0, 0, 0, 0, 255, 0]),
+    paletted([255, 0, 0, 0, 0, 0]),
+    paletted([0, 0, 0, 255, 0, 0], transparency=0),
+    paletted([0, 0, 0, 255, 0, 0], transparency=1),
+    paletted([0, 0, 0, 255, 0, 0], transparency=b"\x00\xff"),
+    paletted([0, 0, 0, 255, 0, 0], transparency=b"\xff\x00"),
+]
+
+
+@pytest.mark.case("3.6")
+def test_pictures_that_differ_in_anything_that_shows_have_different_frames() -> None:
+    frames = [frame(picture) for picture in PICTURES]
+    clashes = [(i, j) for i, j in itertools.combinations(range(len(frames)), 2) if frames[i] == frames[j]]
+    assert clashes == []
+    assert len({len(part) for part in frames}) > 1
+    assert [frame(picture.copy()) for picture in PICTURES] == frames
+    assert not {frame(np.asarray(picture)) for picture in PICTURES} & set(frames)
+
+
+def test_the_frame_of_a_picture_is_what_the_documentation_says() -> None:
+    image = paletted([9, 8, 7, 1, 2, 3], transparency=1)
+    inner = ["P", 4, 4, {"bytes": "090807ff010203ff"}, 1, {"bytes": blake3(bytes([0, 1, 0, 1] * 4)).hexdigest()}]
+    assert frame(image) == b"p" + slow_frame(inner)
+    inner = ["L", 2, 8, None, None, {"bytes": blake3(GRAY).hexdigest()}]
+    assert frame(coloured("L", GRAY, (2, 8))) == b"p" + slow_frame(inner)
+
+
+@pytest.mark.case("3.5")
+@pytest.mark.parametrize("kind", ["TIFF", "PNG", "GIF", "JPEG"])
+def test_a_picture_has_one_frame_before_and_after_it_is_loaded(kind: str) -> None:
+    file = io.BytesIO()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    coloured("RGB", bytes(range(24)), (4, 2)).save(file, kind, **({} if kind == "GIF" else {"exif": turned}))
+    lazy, loaded = (Image.open(io.BytesIO(file.getvalue())) for _ in range(2))
+    loaded.load()
+    assert frame(lazy) == frame(loaded)
+
+
+@pytest.mark.case("3.2")
+@pytest.mark.case("3.6")
+def test_a_uniform_picture_is_told_apart_by_its_grid() -> None:
+    rows = np.full((64, 12), 7, np.uint8)  # 64 patches, whether they lie 4 x 16 or 16 x 4
+    feature = feature_digest(rows)
+    grids = [[1, 4, 16], [1, 16, 4], [1, 8, 8], [1, 64, 1], [4, 4, 4]]
+    made = {item_identity("m", 1, 1, "normal", feature, {"image_grid_thw": np.array([grid])}) for grid in grids}
+    assert len(made) == len(grids)
+    two, eight = (feature_digest(np.arange(16, dtype=np.uint8).reshape(shape)) for shape in ((2, 8), (8, 2)))
+    assert two != eight
+
+
+def test_an_image_is_no_video_of_one_frame() -> None:
+    pixels = np.full((4, 6, 3), 9, np.uint8)
+    grid = {"grid": np.array([[1, 4, 6]])}
+    as_image, as_video = (
+        {item_identity("m", 1, modality, "normal", feature_digest(value), grid) for value in (pixels, pixels[None])}
+        for modality in (1, 2)
+    )
+    assert len(as_image | as_video) == 4
+    assert frame(pixels) != frame(pixels[None]) != frame([pixels]) != frame([[pixels]])
+
+
+def test_sound_is_its_samples_and_their_rate() -> None:
+    samples = np.arange(8, dtype=np.int16)
+    sounds: list[Any] = [
+        {"samples": samples, "rate": 16_000},
+        {"samples": samples, "rate": 16_000.0},
+        {"samples": samples, "rate": 8_000},
+        {"samples": samples.astype(np.float32), "rate": 16_000},
+        {"samples": samples.reshape(2, 4), "rate": 16_000},
+        {"samples": samples.reshape(4, 2), "rate": 16_000},
+        {"samples": samples},
+        samples,
+        [samples, 16_000],
+    ]
+    assert len({frame(sound) for sound in sounds}) == len(sounds)
+    assert frame({"rate": 16_000, "samples": torch.from_numpy(samples)}) == frame(sounds[0])
+
+
+def test_frames_of_a_clip_are_told_apart_by_order_and_number() -> None:
+    first, second = np.zeros((2, 2), np.uint8), np.ones((2, 2), np.uint8)
+    clips: list[Any] = [[first, second], [second, first], [first], [first, first], np.stack([first, second]), []]
+    assert len({frame(clip) for clip in clips}) == len(clips)
+
+
+@given(
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4).flatmap(
+        lambda shape: st.tuples(hnp.arrays(np.int16, shape), st.permutations(range(len(shape))), st.integers(1, 3))
+    )
+)
+def test_strides_do_not_count_and_shapes_do(drawn: tuple[np.ndarray, list[int], int]) -> None:
+    array, axes, step = drawn
+    moved = np.ascontiguousarray(array.transpose(axes)).transpose(np.argsort(axes))
+    spread = np.repeat(array, step, axis=0)[::step]
+    raw = array.astype("<i2").tobytes()
+    expected = slow_digest("int16", list(array.shape), raw)
+    assert feature_digest(array) == feature_digest(moved) == feature_digest(spread) == expected
+    assert feature_digest(torch.from_numpy(moved.copy(order="K"))) == expected
+    for shape in {(array.size,), (1, *array.shape), (*array.shape, 1)} - {array.shape}:
+        assert feature_digest(array.reshape(shape)) != expected
+
+
+MORE = """
+import sys
+import numpy as np
+from PIL import Image
+from mm_plugin.identity import caller_identity, frame
+image = Image.new("P", (3, 2), 1)
+image.putpalette([1, 2, 3, 4, 5, 6])
+value = {"words": {"b": 1, "a": [1.0, True, None]}, "set": ("x", b"x"), "image": image, "bytes": b"q", 3: 2**70}
+print(frame(value).hex())
+print(caller_identity("m", 1, 1, 2**70, b"o" * 32, {"many": True, "few": False}, salt=b"s").hex())
+"""
+
+
+@pytest.mark.case("3.2")
+def test_frames_and_identities_are_equal_under_every_hash_seed() -> None:
+    told = []
+    for seed in ("0", "1", "77"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        told.append(
+            subprocess.run(
+                [sys.executable, "-c", MORE], env=environment, capture_output=True, text=True, check=True, timeout=120
+            ).stdout
+        )
+    assert len(set(told)) == 1
+    assert len(told[0].split()) == 2
+
+
+@pytest.mark.case("3.5")
+def test_threads_get_the_digests_that_one_gets() -> None:
+    large = [np.arange(600_000, dtype=np.float32) + index for index in range(4)]  # above the bytes that are split
+    mixed: list[Any] = [*large, *(torch.from_numpy(array) for array in large), *DISTINCT_ARRAYS]
+    expected = [feature_digest(value) for value in mixed]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(feature_digest, mixed * 4)) == expected * 4
+        assert list(pool.map(lambda _: feature_digests(mixed), range(4))) == [expected] * 4
+    by_hand = slow_digest("float32", [600_000], large[0].tobytes())
+    assert expected[0] == expected[4] == by_hand
+
+
+DISTINCT_ARRAYS = [value for value in DISTINCT if isinstance(value, np.ndarray | torch.Tensor)]
+
+
+# ------------------------------------------------------------------ other devices
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on another device, which this machine need not have."""
+
+    where = torch.device("xpu:0")
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.where
+
+    def cpu(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def away(tensor: torch.Tensor) -> Any:
+    return tensor.as_subclass(Elsewhere)
+
+
+@pytest.fixture(autouse=True)
+def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tensor.to(device)` reaches the device that is not there."""
+    original = torch.Tensor.to
+
+    def to(self: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        return away(self) if arguments and arguments[0] == Elsewhere.where else original(self, *arguments, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+
+
+class Hasher:
+    """What a plugin offers for a device; remembers what it was asked."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.calls: list[list[int]] = []
+        self.answer = answer
+
+    def __call__(self, tensors: Any) -> Any:
+        assert all(type(tensor) is Elsewhere and tensor.dtype == torch.uint8 and tensor.ndim == 1 for tensor in tensors)
+        self.calls.append([len(tensor) for tensor in tensors])
+        right = [blake3(bytes(tensor.cpu().tolist())).digest() for tensor in tensors]
+        return right if self.answer is None else self.answer(tensors, right)
+
+
+FEATURES = [torch.arange(6.0).reshape(2, 3), torch.zeros(0, 4, dtype=torch.bfloat16), torch.tensor(True)]
+
+
+def test_tensors_of_one_device_are_hashed_by_its_function_together_and_where_they_lie() -> None:
+    hasher = Hasher()
+    digests = Digests({"xpu": hasher})
+    expected = [feature_digest(feature) for feature in FEATURES]
+    mixed = [away(FEATURES[0]), FEATURES[1], away(FEATURES[2]), FEATURES[0].numpy(), away(FEATURES[1])]
+    found = feature_digests(mixed, digests)
+    assert found == [expected[0], expected[1], expected[2], expected[0], expected[1]]
+    checked, asked = hasher.calls
+    assert sorted(checked) == sorted(entry["length"] for entry in PUBLISHED["blake3"])
+    assert asked == [24, 1, 0]
+    assert feature_digest(away(FEATURES[0]), digests) == expected[0]
+    assert hasher.calls[2:] == [[24]]  # it is not checked again
+    assert digests.copied == frozenset()
+
+
+def cut(tensors: Any, right: list[bytes]) -> list[bytes]:
+    """Wrong for a large buffer alone."""
+    return [b"\0" * 32 if len(tensor) > 100_000 else answer for tensor, answer in zip(tensors, right, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda tensors, right: [blake3(answer).digest() for answer in right],
+        lambda tensors, right: right[::-1],
+        lambda tensors, right: [answer[:16] for answer in right],
+        lambda tensors, right: [answer.hex() for answer in right],
+        lambda tensors, right: right[:-1],
+        lambda tensors, right: [*right, right[0]],
+        lambda tensors, right: [],
+        lambda tensors, right: [None for _ in right],
+        cut,
+    ],
+    ids=["other", "reversed", "short", "text", "too few", "too many", "none", "nothing", "large ones"],
+)
+def test_a_function_that_hashes_wrongly_is_refused_before_its_first_answer(answer: Any) -> None:
+    hasher = Hasher(answer)
+    digests = Digests({"xpu": hasher})
+    for _ in range(2):
+        with pytest.raises(UsageError, match="xpu") as caught:
+            feature_digest(away(FEATURES[0]), digests)
+        assert caught.value.argument == "digests"
+    assert all(len(call) == len(PUBLISHED["blake3"]) for call in hasher.calls)
+
+
+def test_a_device_without_a_function_is_copied_which_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    digests = Digests()
+    with caplog.at_level(logging.WARNING, "mm_plugin"):
+        for _ in range(3):
+            assert feature_digests([away(FEATURES[0])] * 2, digests) == [feature_digest(FEATURES[0])] * 2
+    assert digests.copied == {"xpu"}
+    (record,) = caplog.records
+    assert "xpu" in record.getMessage()
+    assert feature_digest(FEATURES[0], digests) == feature_digest(FEATURES[0])
+    assert Digests().copied == frozenset()
+
+
+def test_many_threads_check_a_function_once() -> None:
+    hasher = Hasher()
+    digests = Digests({"xpu": hasher})
+    meeting = threading.Barrier(8)
+
+    def ask(_: int) -> bytes:
+        meeting.wait(10)
+        return feature_digest(away(FEATURES[0]), digests)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {feature_digest(FEATURES[0])}
+    assert sorted(map(len, hasher.calls)) == [1] * 8 + [len(PUBLISHED["blake3"])]
+
+
+DIGESTS = """
+from blake3 import blake3
+from mm_plugin import hookimpl
+
+def right(tensors):
+    return [blake3(bytes(tensor.cpu().tolist())).digest() for tensor in tensors]
+
+def wrong(tensors):
+    return [bytes(32) for tensor in tensors]
+
+@hookimpl
+def mm_register_digests():
+    return {"xpu": NAME}
+"""
+
+
+def test_a_plugin_brings_a_function_for_a_device(site: Any, open_registry: Any) -> None:
+    site.install("hasher", DIGESTS.replace("NAME", "right"), digests=["xpu"])
+    registry = open_registry()
+    assert site.imports("hasher") == 0
+    digests = registry.digests
+    assert site.imports("hasher") == 1
+    assert registry.digests is digests
+    assert feature_digest(away(FEATURES[0]), digests) == feature_digest(FEATURES[0])
+    assert digests.copied == frozenset()
+
+
+def test_a_plugins_function_that_hashes_wrongly_is_refused_on_first_use(site: Any, open_registry: Any) -> None:
+    site.install("hasher", DIGESTS.replace("NAME", "wrong"), digests=["xpu"])
+    digests = open_registry().digests
+    with pytest.raises(UsageError, match="xpu"):
+        feature_digest(away(FEATURES[0]), digests)
+
+
+@pytest.mark.parametrize(
+    "source", ["raise OSError('lost')\n", DIGESTS.replace("NAME", "3")], ids=["import", "no function"]
+)
+def test_where_the_plugin_is_broken_tensors_are_copied_and_the_record_says_why(
+    site: Any, open_registry: Any, source: str
+) -> None:
+    site.install("hasher", source, digests=["xpu"])
+    registry = open_registry()
+    assert feature_digest(away(FEATURES[0]), registry.digests) == feature_digest(FEATURES[0])
+    assert registry.digests.copied == {"xpu"}
+    assert {record.state for record in registry.plugins if record.name == "hasher"} == {"failed"}
+
+
+def test_of_two_plugins_for_one_device_neither_is_taken(site: Any, open_registry: Any) -> None:
+    for name in ("hasher-1", "hasher-2"):
+        site.install(name, DIGESTS.replace("NAME", "right"), digests=["xpu"])
+    assert feature_digest(away(FEATURES[0]), open_registry().digests) == feature_digest(FEATURES[0])
+    one = open_registry(disabled=("hasher_2",)).digests
+    feature_digest(away(FEATURES[0]), one)
+    assert one.copied == frozenset()

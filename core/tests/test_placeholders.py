@@ -3,6 +3,9 @@
 import hashlib
 import itertools
 import json
+import sys
+import types
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +18,19 @@ from mm_plugin.errors import SpanError, UsageError
 from mm_plugin.placeholders import (
     Replacement,
     Slot,
+    apply_padded_input_ids,
     count_mm_tokens_in_extend,
     expand,
     find_slots,
     mark_modalities,
     match_expanded,
     pad_by_offsets,
+    pad_input_ids,
     pad_runs,
     pad_token_pairs,
 )
-from mm_plugin.structs import Modality, MultimodalDataItem
+from mm_plugin.spec import ModelSpec
+from mm_plugin.structs import Modality, MultimodalDataItem, MultimodalInputs, SpecialTokens
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
 VALUES = {case["item"]: list(map(int, case["pad_values"])) for case in GOLDEN["items"]}
@@ -364,3 +370,178 @@ def test_the_rows_of_all_chunks_are_the_rows_of_the_prompt(
 def test_a_batch_whose_lists_differ_in_length_is_refused() -> None:
     with pytest.raises(SpanError, match="2 prefixes, 1 extends, 1 lists"):
         count_mm_tokens_in_extend([0, 0], [1], [[]])
+
+
+# --- ids that came without offsets, by the rule of the plugin ----------------------------------------------------------
+
+CALLS: list[Any] = []
+
+
+def reverse(ids: np.ndarray, made: Any, special_tokens: SpecialTokens) -> np.ndarray:
+    """A plugin's own rule, which is careless with what it is given."""
+    CALLS.append((ids.copy(), made, special_tokens))
+    ids[:] = ids[::-1].copy()
+    return ids
+
+
+def declared(padding: str, *modalities: Modality) -> ModelSpec:
+    return ModelSpec(
+        name="padded",
+        output_version=1,
+        modalities=modalities or (Modality.IMAGE,),
+        placeholders={modality: f"<{modality.name}>" for modality in modalities or (Modality.IMAGE,)},
+        fields=dict.fromkeys(modalities or (Modality.IMAGE,), ()),
+        token_pairs=(("<s>", "</s>"),),
+        padding=padding,
+        processor="padded:Processor",
+        encoder="padded:Encoder",
+    )
+
+
+IDS = np.array([1, 6, 9, 9, 7, 9, 6, 7, 6, 9, 9, 9, 9, 9, 7], np.int64)
+
+
+def test_by_pairs_every_pair_is_an_items_and_other_tokens_stay() -> None:
+    tokens = SpecialTokens(placeholders={Modality.IMAGE: 9}, pairs=((6, 7),))
+    before = IDS.copy()
+    padded = pad_input_ids(declared("pairs"), tokens, IDS, items(3))
+    # The second pair is empty and still counts; the placeholder at 5 is outside of every pair.
+    assert padded.tolist() == [1, 6, *VALUES[0][:2], 7, 9, 6, 7, 6, *VALUES[2], VALUES[2][0], 7]
+    assert np.array_equal(IDS, before)
+    assert not np.shares_memory(padded, IDS)
+    with pytest.raises(SpanError, match="2 items"):
+        pad_input_ids(declared("pairs"), tokens, IDS, items(2))
+
+
+def test_by_runs_each_kind_has_its_own_placeholder_and_order() -> None:
+    made = items(3)
+    made[0].modality = Modality.VIDEO
+    spec = declared("runs", Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
+    tokens = SpecialTokens(placeholders={Modality.IMAGE: 9, Modality.VIDEO: 8, Modality.AUDIO: 5})
+    ids = np.array([9, 9, 9, 8, 8, 1, 9, 2], np.int64)  # runs of two kinds may touch
+    expected = [*VALUES[1][:3], *VALUES[0][:2], 1, VALUES[2][0], 2]
+    assert pad_input_ids(spec, tokens, ids, made).tolist() == expected
+    assert ids.tolist() == [9, 9, 9, 8, 8, 1, 9, 2]
+    with pytest.raises(SpanError, match="1 runs of placeholder 8, 0 items"):
+        pad_input_ids(spec, tokens, ids, made[1:])
+
+
+def test_by_runs_an_item_whose_kind_has_no_placeholder_is_refused() -> None:
+    made = items(2)
+    made[1].modality = Modality.AUDIO
+    tokens = SpecialTokens(placeholders={Modality.IMAGE: 9})
+    with pytest.raises(SpanError, match="audios"):
+        pad_input_ids(declared("runs"), tokens, np.array([9, 1, 5]), made)
+
+
+@pytest.mark.parametrize("padding", ["pairs", "runs", "offsets", "nowhere:rule"])
+def test_recorded_offsets_win_over_every_rule(padding: str) -> None:
+    made = items(2)
+    made[0].offsets, made[1].offsets = [(0, 0), (3, 4)], [(1, 2)]  # no rule would find these
+    padded = pad_input_ids(declared(padding), SpecialTokens(), np.arange(6), made)
+    assert padded.tolist() == [VALUES[0][0], *VALUES[1][:2], *VALUES[0][:2], 5]
+
+
+def test_by_offsets_an_item_without_them_is_refused() -> None:
+    made = items(2)
+    made[0].offsets = [(0, 0)]
+    with pytest.raises(SpanError, match="padded pads by recorded offsets"):
+        pad_input_ids(declared("offsets"), SpecialTokens(), np.arange(3), made)
+
+
+def test_a_plugins_own_rule_is_called_with_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("padding_rules")
+    module.reverse = reverse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "padding_rules", module)
+    CALLS.clear()
+    ids, made, tokens = np.array([1, 2, 3], np.int64), items(1), SpecialTokens(pairs=((6, 7),))
+    padded = pad_input_ids(declared("padding_rules:reverse"), tokens, ids, made)
+    assert padded.tolist() == [3, 2, 1]
+    assert ids.tolist() == [1, 2, 3]
+    assert not np.shares_memory(padded, ids)
+    ((given_ids, given_items, given_tokens),) = CALLS
+    assert given_ids.tolist() == [1, 2, 3]
+    assert given_items is made
+    assert given_tokens is tokens
+
+
+# --- cache ids where a scheduler keeps its ids -------------------------------------------------------------------------
+
+PADDED = [1, 2**62 + 999_999, 1_000_000, 2]
+
+
+def kept_inputs(padded: list[int]) -> MultimodalInputs:
+    array_ = np.array(padded, np.int64)
+    return MultimodalInputs(mm_items=[], padded_input_ids=array_, token_modalities=np.zeros(len(padded), np.int64))
+
+
+ORIGINS = {
+    "list": lambda ids: list(ids),
+    "array": lambda ids: array("q", ids),
+    "unsigned array": lambda ids: array("Q", ids),
+    "numpy": lambda ids: np.array(ids, np.int64),
+    "strided numpy": lambda ids: np.repeat(np.array(ids, np.int64), 2)[::2],
+}
+
+
+@pytest.mark.parametrize("kind", ORIGINS)
+@pytest.mark.parametrize("received", [list, tuple, np.array], ids=["list", "tuple", "numpy"])
+def test_cache_ids_replace_the_ids_that_a_scheduler_keeps(kind: str, received: Any) -> None:
+    origin = ORIGINS[kind]([1, 9, 9, 2])
+    same, before, inputs = origin, type(origin), kept_inputs(PADDED)
+    assert apply_padded_input_ids(origin, received([1, 9, 9, 2]), inputs) is True
+    assert [int(token) for token in origin] == PADDED
+    assert origin is same
+    assert type(origin) is before
+    origin[0] = 5
+    assert inputs.padded_input_ids.tolist() == PADDED
+    if kind == "list":
+        assert {type(token) for token in origin} == {int}
+
+
+@pytest.mark.parametrize("kind", ORIGINS)
+@pytest.mark.parametrize(
+    ("origin", "received", "padded"),
+    [(4, 4, 3), (4, 3, 4), (3, 4, 4), (4, 4, 5), (4, 0, 0), (0, 4, 4), (1, 4, 4)],
+)
+def test_where_any_length_differs_nothing_changes(kind: str, origin: int, received: int, padded: int) -> None:
+    kept = ORIGINS[kind](list(range(origin)))
+    assert apply_padded_input_ids(kept, [0] * received, kept_inputs([10**6] * padded)) is False
+    assert [int(token) for token in kept] == list(range(origin))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [np.zeros(4, np.int32), np.zeros(4, np.float64), np.zeros(4, np.uint16), array("i", [0] * 4), array("d", [0] * 4)],
+    ids=lambda origin: f"{type(origin).__name__} {getattr(origin, 'dtype', getattr(origin, 'typecode', ''))}",
+)
+def test_ids_that_cannot_hold_sentinels_are_refused_and_left_alone(origin: Any) -> None:
+    with pytest.raises(UsageError, match="sentinels") as caught:
+        apply_padded_input_ids(origin, [0] * 4, kept_inputs(PADDED))
+    assert caught.value.argument == "origin"
+    assert list(origin) == [0] * 4
+
+
+@given(layouts(), st.integers(0, 3))
+def test_expanded_prompts_of_several_kinds_are_matched_padded_and_marked(
+    layout: tuple[int, list[list[tuple[int, int]]], list[Modality]], tail: int
+) -> None:
+    # Every span is an item of its own here, of the kind of its owner, and its tokens are the kind's placeholder.
+    seq, spans, modalities = layout
+    flat = sorted((span, modalities[owner]) for owner, part in enumerate(spans) for span in part)
+    ids = [1] * (seq + tail)
+    expected_marks = [0] * (seq + tail)
+    for (start, end), modality in flat:
+        for at in range(start, end + 1):
+            ids[at], expected_marks[at] = 50 + int(modality), int(modality)
+    parts = [Replacement.repeat(50 + int(modality), end - start + 1) for (start, end), modality in flat]
+    found = match_expanded(np.array(ids), parts)
+    assert found.offsets == [[span] for span, _ in flat]
+    made = items(len(flat))
+    for item, offsets, (_, modality) in zip(made, found.offsets, flat, strict=True):
+        item.offsets, item.modality = offsets, modality
+    assert mark_modalities(made, seq + tail).tolist() == expected_marks
+    padded = pad_by_offsets(found.ids, made)
+    for index, ((start, end), _) in enumerate(flat):
+        values = made[index].pad_values or ()
+        assert padded[start : end + 1].tolist() == [values[at % 4] for at in range(end - start + 1)]

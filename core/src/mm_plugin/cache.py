@@ -160,8 +160,7 @@ class MemoryStore(Store):
     def clear(self) -> None:
         """See `Store.clear`."""
         with self._lock:
-            self._entries.clear()
-            self._pins.clear()
+            self._entries.clear()  # pins stay: who took one gives it back, and must not give back another's
             self._stats.bytes = 0
 
     def stats(self) -> Stats:
@@ -256,7 +255,7 @@ class EmbeddingCache:
     def __init__(self, capacity_bytes: int, *, store: Store | None = None) -> None:
         self.store = MemoryStore(capacity_bytes) if store is None else store
         self._lock = threading.Lock()
-        self._mismatches = 0
+        self._mismatches = self._joins = 0
 
     def get(self, key: Hashable, *, num_tokens: int, hidden: int, dtype: Any, device: Any) -> Encoded | None:
         """Rows that fit, or None. Rows that do not fit what is asked for are dropped, counted, and a miss.
@@ -287,6 +286,11 @@ class EmbeddingCache:
             size += encoded.deepstack.untyped_storage().nbytes()
         return self.store.put(key, (encoded, *rows.shape, rows.dtype, rows.device), size)
 
+    def joined(self, count: int) -> None:
+        """Count items of one step that share the rows of another."""
+        with self._lock:
+            self._joins += count
+
     def invalidate(self) -> None:
         """Drop all rows: the weights changed."""
         self.store.clear()
@@ -295,4 +299,6 @@ class EmbeddingCache:
         """What the store and its callers did so far; a mismatch is a miss."""
         told = self.store.stats()
         wrong = self._mismatches
-        return msgspec.structs.replace(told, hits=told.hits - wrong, misses=told.misses + wrong, mismatches=wrong)
+        return msgspec.structs.replace(
+            told, hits=told.hits - wrong, misses=told.misses + wrong, mismatches=wrong, joins=self._joins
+        )

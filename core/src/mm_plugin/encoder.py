@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from mm_plugin.errors import EncoderError, UsageError
@@ -22,10 +22,12 @@ class Encoder(ABC):
     Attributes:
         version: changes when equal items would get other rows, as after reloaded weights; part of every cache key. The
             registry sets it from the checkpoint; whoever changes the weights changes it.
+        device: where it reads features; the registry sets it. Features are brought there for it where it is a GPU.
         collective: whether a call is entered by several ranks together, which must then agree on what failed.
     """
 
     version: str = ""
+    device: Any = None
     collective: ClassVar[bool] = False
     _blame: Mapping[str, str | None] = {}
     _observers: Observers | None = None
@@ -42,9 +44,12 @@ class Encoder(ABC):
         """
 
     @final
-    def bind(self, *, version: str, blame: Mapping[str, str | None], observers: Observers | None = None) -> None:
+    def bind(
+        self, *, version: str, device: Any = None, blame: Mapping[str, str | None], observers: Observers | None = None
+    ) -> None:
         """Say which weights it holds and whose encoder it is; the registry does."""
-        self.version, self._blame, self._observers = version, blame, observers
+        self.version, self.device = version, device
+        self._blame, self._observers = blame, observers
 
     @property
     @final
@@ -98,6 +103,11 @@ class EncodesAudio(ABC):
     def get_audio_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
         """Rows of audio; shaped as in `EncodesImages`."""
 
+
+# A mapping of callables works in place of an `Encoder`.
+EncoderLike = Encoder | Mapping[Modality, Callable[[Sequence[MultimodalDataItem]], Sequence[Any]]]
+# Takes one rank's outcome of a call and returns the worst of all ranks.
+Agree = Callable[[int], int]
 
 _MIXINS: tuple[tuple[type, Modality, str], ...] = (
     (EncodesImages, Modality.IMAGE, "get_image_feature"),

@@ -177,3 +177,23 @@ def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_
             for frame in range(temporal_patch_size):
                 out[block, channel, frame] = levels
     return out.reshape(n_patches, channels * temporal_patch_size * area)
+
+
+def retained_video_tokens(grid: tuple[int, int, int], rate: float) -> int:
+    """How many tokens of a video are kept when a share of them is pruned: at least one frame's, whatever the rate.
+
+    A function of numbers that the host knows, so that a span has its length before any frame is encoded.
+
+    Args:
+        grid: merged tokens along (t, h, w).
+        rate: share that is pruned, from 0 to 1 exclusive.
+
+    Raises:
+        SizeError: the rate is outside of that, or a side is not positive.
+
+    Source: Efficient Video Sampling, arXiv:2510.14624; the rounding of vLLM@0.33.
+    """
+    t, h, w = grid
+    if not 0 <= rate < 1 or min(grid) < 1:
+        raise SizeError(f"a video of {t} x {h} x {w} tokens cannot be pruned by {rate}")
+    return max(h * w, int(t * h * w * (1 - rate)))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import SpanError
+from mm_plugin.errors import SpanError, UsageError
 from mm_plugin.sentinels import lay_sentinels
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import MultimodalDataItem, MultimodalInputs, Offset, SpecialTokens, checked_spans
@@ -292,6 +292,9 @@ def pad_input_ids(
     if spec.padding == "pairs":
         return pad_token_pairs(ids, items, special_tokens.pairs)[0]
     if spec.padding == "runs":
+        unknown = [item.modality.argument for item in items if item.modality not in special_tokens.placeholders]
+        if unknown:
+            raise SpanError(f"{spec.name} has no placeholder for {unknown[0]}, so their runs cannot be found")
         out = np.array(ids, dtype=np.int64)
         for modality, token in special_tokens.placeholders.items():
             own = [item for item in items if item.modality is modality]
@@ -299,7 +302,7 @@ def pad_input_ids(
         return out
     if spec.padding == "offsets":
         raise SpanError(f"{spec.name} pads by recorded offsets, and an item came without")
-    padded: np.ndarray = spec.load("padding")(ids, items, special_tokens)
+    padded: np.ndarray = spec.load("padding")(np.array(ids, dtype=np.int64), items, special_tokens)
     return padded
 
 
@@ -313,10 +316,16 @@ def apply_padded_input_ids(origin: MutableSequence[int] | np.ndarray, received: 
 
     Returns:
         Whether the lengths agree.
+
+    Raises:
+        UsageError: `origin` has numbers that are too narrow for sentinels.
     """
     padded = inputs.padded_input_ids
     if not len(origin) == len(received) == len(padded):
         return False
+    code = origin.dtype.char if isinstance(origin, np.ndarray) else getattr(origin, "typecode", None)
+    if code is not None and not (code in "lLqQ" and np.dtype(code).itemsize == 8):
+        raise UsageError(f"ids of type {code!r} cannot hold sentinels: use 64-bit integers", argument="origin")
     origin[:] = padded if isinstance(origin, np.ndarray) else type(origin)(*_arguments(origin, padded))
     return True
 

@@ -120,3 +120,37 @@ def slice_positions(positions: np.ndarray, delta: int, prefix_len: int, extend_l
     first = max(prefix_len, seq)
     tail = np.broadcast_to(np.arange(first + delta, end + delta, dtype=np.int64), (3, end - first))
     return np.concatenate([inside, tail], axis=1)
+
+
+def batch_positions(
+    positions: Sequence[np.ndarray | None],
+    deltas: Sequence[int | None],
+    prefix_lens: Sequence[int],
+    extend_lens: Sequence[int],
+) -> np.ndarray:
+    """The position ids of one step over many requests, chunk after chunk; a decode step is a chunk of one token.
+
+    Args:
+        positions: per request [3, seq] int64, or None for a request without media, whose positions are its indices.
+        deltas: per request, as `mrope_positions` returned it; None as above.
+        prefix_lens: per request, tokens before the chunk.
+        extend_lens: per request, tokens in the chunk.
+
+    Shape:
+        returns [3, total] int64.
+
+    Raises:
+        SpanError: the lists differ in length.
+    """
+    if not len(positions) == len(deltas) == len(prefix_lens) == len(extend_lens):
+        raise SpanError("a batch has one table, one delta, one prefix and one extend for each request")
+    out = np.empty((3, sum(extend_lens)), dtype=np.int64)
+    cursor = 0
+    for table, delta, prefix, extend in zip(positions, deltas, prefix_lens, extend_lens, strict=True):
+        chunk = slice(cursor, cursor + extend)
+        if table is None:
+            out[:, chunk] = np.arange(prefix, prefix + extend, dtype=np.int64)
+        else:
+            out[:, chunk] = slice_positions(table, delta or 0, prefix, extend)
+        cursor += extend
+    return out

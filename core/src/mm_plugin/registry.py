@@ -648,6 +648,7 @@ class Registry:
             encoder: Encoder = cls.load(opened, device, dtype)
             encoder.bind(
                 version=f"{spec.name}:{spec.output_version}:{opened.fingerprint()}",
+                device=device,
                 blame=found.blame,
                 observers=self.observers,
             )

@@ -282,6 +282,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         num_dropped: items that came empty and without a span, and were dropped.
         held_rows: rows of spans that were only partly consumed, kept by `embed` until their last row is written;
             keyed by (modality, identity or hash, rows).
+        retain_rows: keep held rows after their last row is written, until the request ends.
     """
 
     mm_items: list[MultimodalDataItem]
@@ -295,6 +296,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
     num_audio_tokens: int = 0
     num_dropped: int = 0
     held_rows: dict[tuple[Any, ...], Any] = msgspec.field(default_factory=dict)
+    retain_rows: bool = False
 
     @classmethod
     def from_processor_output(cls, output: MultimodalProcessorOutput) -> MultimodalInputs:

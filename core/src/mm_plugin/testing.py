@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import msgspec.inspect
 import numpy as np
 
 from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.encoder import Encoder
+from mm_plugin.errors import RequestError, UsageError
+from mm_plugin.identity import digest, frame
+from mm_plugin.processor.options import option_scopes
 from mm_plugin.structs import ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
 
 if TYPE_CHECKING:
@@ -167,3 +173,161 @@ def embed_in_chunks(
             raise step.failed[0].error
         parts.append(step.input_embeds)
     return torch.cat(parts)
+
+
+class OptionTrial(msgspec.Struct, frozen=True):
+    """One value of one option, tried on one medium.
+
+    Attributes:
+        option: its name.
+        value: what it was set to.
+        modality: of the medium.
+        changed: whether fields, replacement or feature became others.
+        new_key: whether the source key became another.
+    """
+
+    option: str
+    value: Any
+    modality: Modality
+    changed: bool
+    new_key: bool
+
+
+def sweep_options(
+    open_processor: Callable[..., ModelProcessor],
+    media: Mapping[Modality, Any],
+    *,
+    values: Mapping[str, Sequence[Any]] | None = None,
+) -> list[OptionTrial]:
+    """Try every option of a plugin: what changes a medium's output changes its source key, and no option of another modality does.
+
+    Options that only the checkpoint's files may set are left out.
+
+    Args:
+        open_processor: opens the plugin's processor with the load options that it is given.
+        media: a medium of each modality that the plugin takes.
+        values: by option, the values to try; made from its type and default where there are none.
+
+    Returns:
+        What was tried; look into it for the options that must have changed something.
+
+    Raises:
+        AssertionError: an option breaks the rule, or no value of it was accepted; the message says which.
+    """
+    usual = open_processor()
+    before = {modality: _try(usual, modality, medium, {}) for modality, medium in media.items()}
+    kinds = {field.name: field.type for field in _struct_info(type(usual).Options).fields}
+    trials: list[OptionTrial] = []
+    for option, scope in option_scopes(type(usual).Options).items():
+        if scope.at == "checkpoint":
+            continue
+        current = getattr(usual.options, option)
+        tried = 0
+        for value in (values or {}).get(option) or _other_values(kinds[option], current):
+            try:
+                loaded, called = (
+                    (open_processor(**{option: value}), {}) if scope.at == "load" else (usual, {option: value})
+                )
+                after = {m: _try(loaded, m, medium, called) for m, medium in media.items()}
+            except (RequestError, UsageError):
+                continue
+            tried += 1
+            for modality in media:
+                (old_key, old_content), (key, content) = before[modality], after[modality]
+                changed, new_key = old_content != content, old_key != key
+                about = not scope.modalities or modality.name.lower() in scope.modalities
+                trials.append(OptionTrial(option, value, modality, changed, new_key))
+                told = f"{option}={value!r} on {modality.argument}"
+                assert about or not changed, f"{told} changes the output, and For says that it is not about them"
+                assert about or not new_key, f"{told} changes the source key, and For says that it is not about them"
+                assert new_key or not changed, f"{told} changes the output and not the source key"
+        assert tried, f"no other value of {option} was accepted; pass some in `values`"
+    return trials
+
+
+def _struct_info(declared: type[msgspec.Struct]) -> msgspec.inspect.StructType:
+    info = msgspec.inspect.type_info(declared)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info
+
+
+def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
+    """Values near the current one that its type may allow."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return [value for value in kind.values if value != current]
+    if isinstance(current, bool):
+        return [not current]
+    if isinstance(current, int):
+        return [current * 4, current * 2, current + 1, current - 1, current // 2, current // 4]
+    if isinstance(current, float):
+        return [current * 2, current / 2]
+    if isinstance(current, tuple) and all(isinstance(level, int) for level in current):
+        return [tuple(255 - level for level in current)]
+    return []
+
+
+def _try(processor: ModelProcessor, modality: Modality, medium: Any, options: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Source key, and a digest of all that the plugin makes of a medium.
+
+    It is made under a salt of its own: a cache that answers by a wrong key would hide what the option does.
+    """
+    key = processor.prepare_item(modality, medium, **options).source_key
+    made = processor.prepare_item(modality, medium, salt=secrets.token_bytes(16), **options)
+    return key, digest(frame([made.fields, made.replacement.ids, made.replacement.takes_row, made.feature]))
+
+
+def sweep_provenance(
+    processor: ModelProcessor, *, medium: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
+) -> int:
+    """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
+
+    Args:
+        processor: an open processor whose tokenizer has a chat template.
+        medium: an image that goes with every other message; none where None.
+        rounds: messages to try beside one for every protected token.
+        seed: of the messages.
+        may_refuse: whether a message may end in a `RequestError`, for tokenizers that cannot encode a token as text.
+
+    Returns:
+        How many messages were refused.
+
+    Raises:
+        AssertionError: text became a token of the model, or ordinary text got other ids than the tokenizer's own.
+    """
+    tokenizer = processor.checkpoint.tokenizer
+    added = tokenizer.get_added_vocab()
+    protected = np.array(sorted(set(added.values()) | set(processor.special_tokens.placeholders.values())))
+    chooser = random.Random(seed)  # noqa: S311 - texts to try, no secret
+    halves = [part for token in added for part in (token[: len(token) // 2], token[len(token) // 2 :])]
+    pieces = [*added, *halves, "\n", "\n\n", " ", "word", "  two", "é", "\u2028", "\uff11", "<", "|", ">"]
+    texts = [[token] for token in added]
+    texts += [chooser.choices(pieces, k=chooser.randint(1, 6)) for _ in range(rounds)]
+    refused = 0
+    for index, parts in enumerate(texts):
+        media = [medium] if medium is not None and index % 2 else []
+        messages, plain = _messages(parts, bool(media)), _messages(["x"] * len(parts), bool(media))
+        own = processor.process(plain, media)
+        try:
+            found = processor.process(messages, media)
+        except RequestError:
+            assert may_refuse, f"message {index} was refused: {parts!r}"
+            refused += 1
+            continue
+        told = f"message {index}: {parts!r}"
+        left, right = (ids[np.isin(ids, protected)] for ids in (found.input_ids, own.input_ids))
+        assert np.array_equal(left, right), f"{told} became a token of the model"
+        assert len(found.mm_items) == len(media), f"{told} became a place for a medium"
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = np.asarray(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        if not media and np.array_equal(ids[np.isin(ids, protected)], right):
+            assert np.array_equal(found.input_ids, ids), f"{told} got other ids than the tokenizer's own"
+    return refused
+
+
+def _messages(texts: Sequence[str], with_image: bool) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    if with_image:
+        content.insert(len(content) // 2, {"type": "image"})
+    return [{"role": "user", "content": content}]

@@ -274,10 +274,16 @@ def _check(function: DigestFunction, device: Any) -> None:
 
     vectors = test_vectors()["blake3"]
     inputs = [torch.arange(entry["length"]).remainder(251).to(torch.uint8).to(device) for entry in vectors]
-    for entry, found in zip(vectors, function(inputs), strict=True):
-        if found.hex() != entry["digest"]:
+    answers = list(function(inputs))
+    if len(answers) != len(vectors):
+        raise UsageError(
+            f"the digest for {device.type} gave {len(answers)} answers for {len(vectors)} tensors", argument="digests"
+        )
+    for entry, found in zip(vectors, answers, strict=True):
+        if found != bytes.fromhex(entry["digest"]):
+            told = found.hex() if isinstance(found, bytes) else type(found).__name__
             raise UsageError(
-                f"the digest for {device.type} is wrong for {entry['length']} bytes: {found.hex()}, not {entry['digest']}",
+                f"the digest for {device.type} is wrong for {entry['length']} bytes: {told}, not {entry['digest']}",
                 argument="digests",
             )
 

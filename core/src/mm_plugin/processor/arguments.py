@@ -81,7 +81,8 @@ def align_hashes(
         return None
     if isinstance(given, Mapping):
         unknown = set(given) - {modality.argument for modality in Modality}
-        entries = {modality: given.get(modality.argument) or () for modality in Modality}
+        found_parts = {modality: given.get(modality.argument) for modality in Modality}
+        entries = {modality: () if part is None else part for modality, part in found_parts.items()}
         aligned = not unknown and all(is_list(part) for part in entries.values())
         aligned = aligned and all(len(part) in (0, counts.get(modality, 0)) for modality, part in entries.items())
         aligned = aligned and not any(part and modality not in counts for modality, part in entries.items())

@@ -148,7 +148,7 @@ class ModelProcessor(ABC):
                 self._pipeline.run(request.items, lambda item: self._pipeline.prepare(request, item))
                 return self._pipeline.finish(request)
             finally:
-                self._pipeline.unpin(request)
+                self._pipeline.end(request)
 
     @final
     async def process_async(
@@ -181,7 +181,7 @@ class ModelProcessor(ABC):
                 await each(request.items, lambda item: self._pipeline.prepare(request, item))
                 return await loop.run_in_executor(executor, self._pipeline.finish, request)
             finally:
-                self._pipeline.unpin(request)
+                self._pipeline.end(request)
 
     @final
     def count(
@@ -249,7 +249,7 @@ class ModelProcessor(ABC):
                 self._pipeline.lay_out(request, item)
                 self._pipeline.prepare(request, item)
             finally:
-                self._pipeline.unpin(request)
+                self._pipeline.end(request)
             found = item.prepared
             assert found is not None
             return PreparedItem(item.key, found.identity, found.fields, found.replacement, found.feature, item.cached)

@@ -82,6 +82,15 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
 
 
+def option_scopes(declared: type[BaseOptions]) -> dict[str, For]:
+    """What each option of an author's struct is about, by name."""
+    scopes = {}
+    for name, hint in typing.get_type_hints(declared, include_extras=True).items():
+        found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
+        scopes[name] = found[0] if found else For()
+    return scopes
+
+
 class OptionTable:
     """An author's options for one open model: which there are, what is in force, and what enters a source key. Final.
 
@@ -110,10 +119,7 @@ class OptionTable:
         if not (isinstance(declared, type) and issubclass(declared, BaseOptions)):
             raise ProcessorError(f"{author}.Options must be a struct that subclasses BaseOptions", **blame)
         self._declared, self._author, self._name, self._blame = declared, author, spec.name, blame
-        self.scopes: dict[str, For] = {}
-        for name, hint in typing.get_type_hints(declared, include_extras=True).items():
-            found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
-            self.scopes[name] = found[0] if found else For()
+        self.scopes = option_scopes(declared)
         self._refuse_unknown(given, ("call", "load"))
         self.loaded = declared.from_checkpoint(checkpoint, spec.modalities, given)
         self._loaded_digests = {modality: self._digest(self.loaded, modality) for modality in spec.modalities}

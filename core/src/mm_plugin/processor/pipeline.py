@@ -58,6 +58,8 @@ Fields = Mapping[str, Any]
 
 logger = logging.getLogger("mm_plugin")
 _worker = threading.local()
+# Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
+_BINDING = threading.Lock()
 
 
 def mark_worker() -> None:
@@ -157,6 +159,8 @@ class Request(msgspec.Struct, eq=False):
     context: Any
     arguments: Arguments
     dropped: list[str] = msgspec.field(default_factory=list)
+    ended: bool = False
+    lock: Any = msgspec.field(default_factory=threading.Lock)
 
 
 class Pipeline:
@@ -305,7 +309,7 @@ class Pipeline:
                 request.effective[item.modality], request.context, salt=request.arguments.salt,
             )  # fmt: skip
         # Pinned first: what is found stays until the request has ended.
-        item.pinned = self._cache.store.pin(item.key)
+        self._pin(request, item)
         item.prepared = self._cache.get(item.key)
         if item.prepared is not None:
             item.replacement, item.cached = item.prepared.replacement, True
@@ -400,15 +404,14 @@ class Pipeline:
             for other in request.slots
         ]
         request.dropped.append(dropped.path)
-        if dropped.pinned:
-            self._cache.store.unpin(dropped.key)
+        self._unpin(request, [dropped])
         why = f"more than {request.arguments.max_prompt_tokens} tokens"
         self._observers.emit(Fallback(what=dropped.path, used="left out", why=why))
         counts = {modality: sum(item.modality is modality for item in request.items) for modality in Modality}
         context = self.authored("context", lambda: self._model.context({m: n for m, n in counts.items() if n}))
         if frame(context) != frame(request.context):
             request.context = context
-            self.unpin(request)
+            self._unpin(request, request.items)
             self.run(request.items, lambda item: self.lay_out(request, item))
 
     def _wrapped(self, request: Request, slot: Slot) -> Slot:
@@ -430,12 +433,26 @@ class Pipeline:
         shift = [int(np.searchsorted(gone, slot.start)) for slot in request.slots]
         request.slots = [Slot(s.start - n, s.end - n) for s, n in zip(request.slots, shift, strict=True)]
 
-    def unpin(self, request: Request) -> None:
-        """Let the cache evict again what the request used."""
-        for item in request.items:
-            if item.pinned:
-                self._cache.store.unpin(item.key)
-                item.pinned = False
+    def end(self, request: Request) -> None:
+        """Let the cache evict again what the request used.
+
+        A step may still run then, after an error or a cancellation; it pins nothing any more.
+        """
+        with request.lock:
+            request.ended = True
+        self._unpin(request, request.items)
+
+    def _pin(self, request: Request, item: Item) -> None:
+        with request.lock:
+            if not request.ended and not item.pinned:
+                item.pinned = self._cache.store.pin(item.key)
+
+    def _unpin(self, request: Request, items: Sequence[Item]) -> None:
+        with request.lock:
+            for item in items:
+                if item.pinned:
+                    self._cache.store.unpin(item.key)
+                    item.pinned = False
 
     def prepare(self, request: Request, item: Item) -> None:
         """Decode, prepare and identify a medium, once however many requests bring it at the same time."""
@@ -451,7 +468,7 @@ class Pipeline:
                 # Another place or request was computing this medium; its error names where it stands there.
                 message = error.message.replace(str(error.path), item.path, 1)
                 raise MediaError(message, path=item.path, reason=error.reason) from error
-            item.pinned = self._cache.store.pin(item.key)
+            self._pin(request, item)
         item.source = None  # the file's bytes are not needed any more
         item.seconds += time.perf_counter() - began
         self._observers.emit(
@@ -535,10 +552,11 @@ class Pipeline:
                 request.effective[item.modality], request.context, salt=arguments.salt,
             )  # fmt: skip
             item.set_identity(bound)
-        known = self._bindings.get(bound)
-        if known is None:
-            self._bindings.put(bound, natural, 1)
-        elif known != natural:
+        with _BINDING:
+            known = self._bindings.get(bound)
+            if known is None:
+                self._bindings.put(bound, natural, 1)
+        if known not in (None, natural):
             raise RequestError(
                 f"{entry.path}: its hash in mm_hashes was used for another medium before; a hash must stand for one medium",
                 path=entry.path,

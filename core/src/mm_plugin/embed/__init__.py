@@ -1,0 +1,150 @@
+"""Interval arithmetic, batch encoding, and rows written into text embeddings. Knows no model; runs in the GPU worker.
+
+A step is planned on the host from offsets alone (`plan_step`): which tokens are text, and which rows of which item go where. No
+token is scanned, no mask is built, and nothing is read back from the device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mm_plugin.embed.plan import Piece, SeparatePart, StepPlan, encoder_len, plan_step, strip_encoder_part
+from mm_plugin.embed.rows import EmbedOutput, FailedItem, Step, embed_text
+from mm_plugin.encoder import Agree, Encoder, EncoderLike
+from mm_plugin.errors import UsageError
+from mm_plugin.structs import Encoded, ForwardBatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from mm_plugin.cache import EmbeddingCache
+    from mm_plugin.embed.staging import StagingBuffer
+    from mm_plugin.events import Observers
+
+__all__ = [
+    "EmbedOutput",
+    "Encoded",
+    "FailedItem",
+    "ForwardBatch",
+    "Piece",
+    "SeparatePart",
+    "StepPlan",
+    "embed_mm_inputs",
+    "encoder_len",
+    "general_mm_embed_routine",
+    "plan_step",
+    "strip_encoder_part",
+]
+
+
+def embed_mm_inputs(
+    input_ids: torch.Tensor,
+    batch: ForwardBatch,
+    input_embedding: Any,
+    encoder: EncoderLike,
+    cache: EmbeddingCache | None = None,
+    *,
+    max_encode_tokens: int | None = None,
+    agree: Agree | None = None,
+    check_finite: bool = False,
+    observers: Observers | None = None,
+) -> EmbedOutput:
+    """The embeddings of one step: text looked up, media encoded once and written by intervals.
+
+    Rows of one encoder call, or of the cache, are bit-identical for every way to cut a prompt into chunks. Rows of a span
+    that a chunk cuts are held by the request until its last row is written, whatever the cache does.
+
+    Args:
+        input_ids: [total] int32 or int64, the flat extends of all requests; cache ids or model ids. Never changed.
+        batch: what is extended.
+        input_embedding: the text embedding, an `nn.Embedding` or any callable from ids to rows.
+        encoder: an `Encoder`, or a mapping from modality to a callable over items.
+        cache: keeps rows across requests.
+        max_encode_tokens: most rows of one encoder call; a step that needs more makes several calls.
+        agree: for collective encoders, takes this rank's outcome of a call (0 done, 1 out of memory, 2 failed) and returns the
+            worst of all ranks, so that all decide alike.
+        check_finite: put a flag into the output that says, on the device, whether all rows of media are finite.
+        observers: hear of every encoder call; the encoder's own where None.
+
+    Raises:
+        UsageError: ids, batch and embedding do not fit together. Nothing that an item or an encoder does raises here.
+    """
+    import torch
+
+    from mm_plugin.embed.calls import EncoderCalls
+
+    plan = plan_step(batch)
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int32, torch.int64):
+        found = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise UsageError(f"input_ids must be a torch tensor of int32 or int64, not {found}", argument="input_ids")
+    if input_ids.ndim != 1 or input_ids.numel() != plan.total:
+        raise UsageError(
+            f"input_ids has {list(input_ids.shape)} ids, the batch extends {plan.total}", argument="input_ids"
+        )
+    with torch.no_grad():
+        out = embed_text(input_ids, plan, input_embedding)
+        owned = encoder if isinstance(encoder, Encoder) else None
+        heard = observers if observers is not None or owned is None else owned.observers
+        calls = EncoderCalls(
+            encoder,
+            hidden=out.shape[1],
+            dtype=out.dtype,
+            device=out.device,
+            max_tokens=max_encode_tokens,
+            agree=agree,
+            staging=_staging_for(owned),
+            observers=heard,
+        )
+        step = Step(plan, batch, calls, owned.version if owned is not None else "", cache, out, heard)
+        try:
+            step.gather()
+            return step.write(check_finite=check_finite)
+        finally:
+            step.release()
+
+
+# One buffer for each encoder that lies on a GPU, gone with it.
+_STAGING: weakref.WeakKeyDictionary[Encoder, StagingBuffer] = weakref.WeakKeyDictionary()
+
+
+def _staging_for(encoder: Encoder | None) -> StagingBuffer | None:
+    import torch
+
+    if encoder is None or encoder.device is None or torch.device(encoder.device).type != "cuda":
+        return None
+    from mm_plugin.embed.staging import StagingBuffer
+
+    return _STAGING.setdefault(encoder, StagingBuffer(encoder.device))
+
+
+def general_mm_embed_routine(
+    input_ids: torch.Tensor,
+    batch: ForwardBatch,
+    language_model: Any,
+    encoder: EncoderLike,
+    cache: EmbeddingCache | None = None,
+    *,
+    embeds_argument: str = "input_embeds",
+    embed_options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> tuple[Any, EmbedOutput]:
+    """Embed a step and run the language model on it.
+
+    Args:
+        input_ids: as for `embed_mm_inputs`.
+        batch: what is extended.
+        language_model: has `get_input_embeddings()`, and is called with the embeddings.
+        encoder: as for `embed_mm_inputs`.
+        cache: as for `embed_mm_inputs`.
+        embeds_argument: name of the argument that takes [total, hidden].
+        embed_options: options of `embed_mm_inputs`.
+        **kwargs: given to the language model as they are.
+
+    Returns:
+        What the language model returned, and what was embedded, with the items that failed.
+    """
+    table = language_model.get_input_embeddings()
+    embedded = embed_mm_inputs(input_ids, batch, table, encoder, cache, **(embed_options or {}))
+    return language_model(**{embeds_argument: embedded.input_embeds}, **kwargs), embedded

@@ -1,0 +1,58 @@
+"""Pruned video: which rows are kept is decided on the device and stays there; how many is the host's arithmetic.
+
+`mm_plugin.imaging.retained_video_tokens` gives the count, which is the item's span; an encoder calls `prune_video` and returns
+`Encoded(rows, kept=kept)`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mm_plugin.errors import SpanError
+
+
+def prune_video(rows: torch.Tensor, grid: tuple[int, int, int], total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep the rows that differ most from the same place one frame earlier; the first frame is kept first.
+
+    Args:
+        rows: [t * h * w, hidden], floating point.
+        grid: merged tokens along (t, h, w).
+        total: rows to keep, from `retained_video_tokens`.
+
+    Shape:
+        returns the kept rows [total, hidden] and their int64 indices [total], ascending, on the device of `rows`.
+
+    Raises:
+        SpanError: the numbers do not fit together.
+
+    Source: Efficient Video Sampling, arXiv:2510.14624.
+    """
+    t, h, w = grid
+    if rows.shape[0] != t * h * w or not 0 < total <= rows.shape[0]:
+        raise SpanError(f"{rows.shape[0]} rows of a {t} x {h} x {w} video cannot become {total}")
+    frames = rows.float().reshape(t, h * w, -1)
+    likeness = torch.nn.functional.cosine_similarity(frames[1:], frames[:-1], dim=-1)  # [t - 1, h * w]
+    # More than any difference of two frames, which is at most 2.
+    first = torch.full((1, h * w), 4.0, device=rows.device)
+    difference = torch.cat([first, 1 - likeness]).flatten()  # [t * h * w]
+    order = torch.argsort(difference, descending=True, stable=True)[:total]
+    kept = torch.sort(order).values
+    return rows.index_select(0, kept), kept
+
+
+def kept_positions(kept: torch.Tensor, grid: tuple[int, int, int], *, first: int) -> torch.Tensor:
+    """M-RoPE positions of kept rows, without a read-back.
+
+    Args:
+        kept: [n] int64 indices into the t * h * w rows.
+        grid: merged tokens along (t, h, w).
+        first: the position at which the video begins.
+
+    Shape:
+        returns [3, n] int64 on the device of `kept`.
+    """
+    _, h, w = grid
+    frame = torch.div(kept, h * w, rounding_mode="floor")
+    inside = kept - frame * (h * w)
+    row = torch.div(inside, w, rounding_mode="floor")
+    return torch.stack([frame, row, inside - row * w]) + first

@@ -1,0 +1,283 @@
+"""One step's rows: found or encoded, written by intervals, and held where a chunk cuts a span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mm_plugin.embed.plan import Piece, StepPlan
+from mm_plugin.encoder import given_rows
+from mm_plugin.errors import EncoderError, MMPluginError, UsageError
+from mm_plugin.events import ItemFailed, Observers
+from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from mm_plugin.cache import EmbeddingCache
+    from mm_plugin.embed.calls import EncoderCalls
+
+# Up to this many runs of text, one lookup a run; more are looked up together. Measured on two cores: they cross near here.
+_FEW_RUNS = 64
+
+
+class FailedItem(msgspec.Struct, frozen=True, eq=False):
+    """An item whose rows could not be had; zeros stand in their place, and its request should be aborted.
+
+    Attributes:
+        request: index of the request in the batch.
+        item: index of the item in the request.
+        error: what went wrong.
+    """
+
+    request: int
+    item: int
+    error: MMPluginError
+
+
+class EmbedOutput(msgspec.Struct, frozen=True, eq=False):
+    """What a step's language model reads.
+
+    Attributes:
+        input_embeds: [total, hidden], on the device of the text embeddings.
+        deepstack: None, or (rows [n_layers, n_rows, hidden], int64 indices [n_rows] in the flat output).
+        failed: items that failed; empty in a good step.
+        finite: with `check_finite`, a bool tensor without dimensions on the device, false where a row of a medium is not finite;
+            read it after the step. None without.
+        kept: for pruned media, the int64 indices of the rows that were kept, on the device, by (request, item).
+    """
+
+    input_embeds: Any
+    deepstack: tuple[Any, Any] | None
+    failed: tuple[FailedItem, ...]
+    finite: Any = None
+    kept: Mapping[tuple[int, int], Any] = msgspec.field(default_factory=dict)
+
+
+def embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torch.Tensor:
+    """A fresh [total, hidden] with every text run filled; rows of media are left unset."""
+    import torch
+
+    runs = plan.text_runs
+    if type(embedding) is torch.nn.Embedding and embedding.max_norm is None and not _is_altered(embedding):
+        weight = embedding.weight
+        out = weight.new_empty((plan.total, weight.shape[1]))
+        if not runs:
+            return out
+        # Cache ids hold sentinels, and a bad id must not take the batch down: look up through a clamped copy.
+        ids = input_ids.to(weight.device).clamp(0, weight.shape[0] - 1)
+        if len(runs) <= _FEW_RUNS:
+            for start, end in runs:
+                torch.index_select(weight, 0, ids[start:end], out=out[start:end])
+            return out
+        where = _indices(runs).to(weight.device, non_blocking=True)
+        return out.index_copy_(0, where, weight.index_select(0, ids.index_select(0, where)))
+    # Any other table (scaled, sharded, hooked) is called once, on the text alone.
+    text = torch.cat([input_ids[start:end] for start, end in runs]) if runs else input_ids[:0]
+    limit = getattr(embedding, "num_embeddings", None)
+    rows: torch.Tensor = embedding(text.clamp(0, limit - 1) if isinstance(limit, int) else text)
+    out = rows.new_empty((plan.total, rows.shape[-1]))
+    cursor = 0
+    for start, end in runs:
+        out[start:end] = rows[cursor : cursor + end - start]
+        cursor += end - start
+    return out
+
+
+def _is_altered(module: torch.nn.Module) -> bool:
+    """Whether calling a module does more than its class says: hooks, or a `forward` put over it as offloading does."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)  # noqa: SLF001 - torch has no public way to ask
+    return any(hooks) or "forward" in vars(module)
+
+
+def _indices(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.concatenate([np.arange(start, end, dtype=np.int64) for start, end in runs]))
+
+
+ItemKey = tuple[Any, ...]
+
+
+class Step:
+    """One step's rows on their way from items to the output."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        batch: ForwardBatch,
+        calls: EncoderCalls,
+        version: str,
+        cache: EmbeddingCache | None,
+        out: torch.Tensor,
+        observers: Observers | None,
+    ) -> None:
+        self._plan, self._batch, self._calls, self._cache, self._out = plan, batch, calls, cache, out
+        self._hidden, self._version, self._observers = out.shape[1], version, observers
+        self._pinned: list[ItemKey] = []
+        self._rows: dict[tuple[int, int], Encoded] = {}
+        self._failed: dict[tuple[int, int], MMPluginError] = {}
+
+    def _inputs(self, request: int) -> MultimodalInputs:
+        inputs = self._batch.mm_inputs[request]
+        assert inputs is not None  # the plan names only requests that have items
+        return inputs
+
+    def gather(self) -> None:
+        """Rows for every item that meets the step: given, held, cached, or from one encoder call per modality."""
+        wanted: dict[ItemKey, list[tuple[int, int]]] = {}
+        for place in dict.fromkeys((piece.request, piece.item) for piece in self._plan.pieces):
+            inputs = self._inputs(place[0])
+            item = inputs.mm_items[place[1]]
+            if item.precomputed_embeddings is not None:
+                self._take_given(place, item)
+            elif item.pad_values is None:
+                self._failed[place] = UsageError("the item has no identity", argument="identity")
+            else:
+                wanted.setdefault(_key(item), []).append(place)
+        held = {
+            key: rows
+            for inputs in self._batch.mm_inputs
+            if inputs is not None
+            for key, rows in inputs.held_rows.items()
+            if key in wanted
+        }
+        misses: dict[Modality, list[ItemKey]] = {}
+        for key, places in wanted.items():
+            if self._cache is not None and len(places) > 1:
+                self._cache.joined(len(places) - 1)
+            rows = held.get(key) or self._cached(key)
+            if rows is not None:
+                self._rows.update(dict.fromkeys(places, rows))
+            else:
+                misses.setdefault(key[0], []).append(key)
+        for modality, keys in misses.items():
+            items = [self._inputs(wanted[key][0][0]).mm_items[wanted[key][0][1]] for key in keys]
+            for key, result in zip(keys, self._calls.encode(modality, items), strict=True):
+                if isinstance(result, Encoded):
+                    self._rows.update(dict.fromkeys(wanted[key], result))
+                    if self._cache is not None and self._cache.put(self._cache_key(key), result):
+                        self._pin(key)
+                else:
+                    self._failed.update(dict.fromkeys(wanted[key], result))
+
+    def _take_given(self, place: tuple[int, int], item: MultimodalDataItem) -> None:
+        try:
+            self._rows[place] = given_rows(item, hidden=self._hidden, dtype=self._out.dtype, device=self._out.device)
+        except MMPluginError as error:
+            self._failed[place] = error
+        except Exception as error:
+            failure = UsageError(
+                f"precomputed embeddings cannot be read as rows: {type(error).__name__}",
+                argument="precomputed_embeddings",
+            )
+            failure.__cause__ = error
+            self._failed[place] = failure
+
+    def _cache_key(self, key: ItemKey) -> ItemKey:
+        return (*key, self._version, str(self._out.dtype))
+
+    def _cached(self, key: ItemKey) -> Encoded | None:
+        if self._cache is None:
+            return None
+        found = self._cache.get(
+            self._cache_key(key),
+            num_tokens=key[2],
+            hidden=self._hidden,
+            dtype=self._out.dtype,
+            device=self._out.device,
+        )
+        if found is not None:
+            self._pin(key)
+        return found
+
+    def _pin(self, key: ItemKey) -> None:
+        """What a step uses is not evicted before it ends."""
+        if self._cache is not None and self._cache.store.pin(self._cache_key(key)):
+            self._pinned.append(key)
+
+    def release(self) -> None:
+        """Take the step's pins back."""
+        for key in self._pinned:
+            if self._cache is not None:
+                self._cache.store.unpin(self._cache_key(key))
+        self._pinned.clear()
+
+    def write(self, *, check_finite: bool) -> EmbedOutput:
+        """Copy rows into the output, and decide what each request still holds."""
+        stacked: list[tuple[Any, Piece]] = []
+        layers = 0
+        for piece in self._plan.pieces:
+            end = piece.out_start + piece.rows_end - piece.rows_start
+            encoded = self._rows.get((piece.request, piece.item))
+            if encoded is not None and encoded.deepstack is not None:
+                layers = layers or encoded.deepstack.shape[0]
+                if encoded.deepstack.shape[0] != layers:
+                    self._failed[piece.request, piece.item] = EncoderError(
+                        f"deepstack rows of {encoded.deepstack.shape[0]} layers, others of this step have {layers}",
+                        **self._calls.blame,
+                    )
+                    encoded = None
+            if encoded is None:
+                self._out[piece.out_start : end].zero_()
+                continue
+            self._out[piece.out_start : end].copy_(encoded.rows[piece.rows_start : piece.rows_end])
+            if encoded.deepstack is not None:
+                stacked.append((encoded.deepstack[:, piece.rows_start : piece.rows_end], piece))
+        self._hold()
+        failed = tuple(FailedItem(*place, error) for place, error in sorted(self._failed.items()))
+        if self._observers is not None:
+            for entry in failed:
+                self._observers.emit(
+                    ItemFailed(request=entry.request, item=entry.item, code=entry.error.code, error=entry.error.message)
+                )
+        kept = {place: rows.kept for place, rows in self._rows.items() if rows.kept is not None}
+        return EmbedOutput(self._out, self._deepstack(stacked), failed, self._finite() if check_finite else None, kept)
+
+    def _finite(self) -> torch.Tensor:
+        """Whether every row of every medium is finite: a flag on the device, which nobody waits for here."""
+        import torch
+
+        flags = [torch.isfinite(rows.rows).all() for rows in {id(r): r for r in self._rows.values()}.values()]
+        return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool, device=self._out.device)
+
+    def _hold(self) -> None:
+        """A request keeps the rows of spans that this step cut, and lets go of those it finished."""
+        keep: dict[int, dict[ItemKey, Encoded]] = {}
+        for place in self._plan.unfinished:
+            inputs = self._inputs(place[0])
+            item = inputs.mm_items[place[1]]
+            # An item with rows before and after this step, and none in it, stays held.
+            encoded = self._rows.get(place) or inputs.held_rows.get(_key(item))
+            if encoded is not None and item.precomputed_embeddings is None:
+                keep.setdefault(place[0], {})[_key(item)] = encoded
+        for request in {piece.request for piece in self._plan.pieces}:
+            inputs = self._inputs(request)
+            if inputs.retain_rows:
+                self._retain(request, inputs)
+                continue
+            inputs.held_rows.clear()
+            inputs.held_rows.update(keep.get(request, {}))
+
+    def _retain(self, request: int, inputs: MultimodalInputs) -> None:
+        """Keep the rows of every item of a request until it ends."""
+        for (owner, index), encoded in self._rows.items():
+            item = inputs.mm_items[index] if owner == request else None
+            if item is not None and item.precomputed_embeddings is None:
+                inputs.held_rows[_key(item)] = encoded
+
+    def _deepstack(self, stacked: Sequence[tuple[Any, Piece]]) -> tuple[Any, Any] | None:
+        import torch
+
+        if not stacked:
+            return None
+        runs = [(piece.out_start, piece.out_start + rows.shape[1]) for rows, piece in stacked]
+        return torch.cat([rows for rows, _ in stacked], dim=1), _indices(runs).to(self._out.device, non_blocking=True)
+
+
+def _key(item: MultimodalDataItem) -> ItemKey:
+    """What rows are known by: equal keys mean equal rows."""
+    return (item.modality, item.identity if item.identity is not None else item.hash, item.num_tokens)

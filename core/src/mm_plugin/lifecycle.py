@@ -1,0 +1,217 @@
+"""Who owns features and rows, and when they may go: finish, session, abort, retract. Knows no encoder and no scheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from mm_plugin.errors import UsageError
+from mm_plugin.positions import extend_positions
+from mm_plugin.structs import MultimodalDataItem, MultimodalInputs, Offset, as_ids
+
+Retain = Literal["feature", "recipe", "rows"]
+Recipe = Callable[[int], Any]
+
+
+class LiveMedia(msgspec.Struct, frozen=True):
+    """What the requests of a lifecycle keep alive now.
+
+    Attributes:
+        requests: requests that have neither finished nor been aborted.
+        features: items whose feature, or whose given rows, are held.
+        feature_bytes: bytes of those.
+        held: entries of encoder rows held by requests.
+        held_bytes: bytes of those.
+    """
+
+    requests: int
+    features: int
+    feature_bytes: int
+    held: int
+    held_bytes: int
+
+
+class Lifecycle:
+    """The media of all requests of one worker, from admission to their end. Final; safe to use from several threads.
+
+    Args:
+        retain: from what a retracted request is encoded again. `feature` keeps features on the host until the end; `recipe` lets
+            a feature go when its rows are consumed, and asks for it anew after a retract; `rows` lets it go too, and keeps the
+            encoder's rows in its place.
+    """
+
+    def __init__(self, retain: Retain = "feature") -> None:
+        if retain not in ("feature", "recipe", "rows"):
+            raise UsageError(f"retain={retain!r} is none of feature, recipe, rows", argument="retain")
+        self.retain: Retain = retain
+        self._live: set[RequestMedia] = set()
+        self._lock = threading.Lock()
+
+    def admit(self, inputs: MultimodalInputs, *, recipe: Recipe | None = None) -> RequestMedia:
+        """Take the media of a request.
+
+        Args:
+            inputs: its media; changed as features go and come.
+            recipe: makes the feature of an item anew, by the item's index; needed with `retain="recipe"`.
+
+        Raises:
+            UsageError: no recipe where one is needed.
+        """
+        if self.retain == "recipe" and recipe is None:
+            raise UsageError('retain="recipe" needs a recipe for each request', argument="recipe")
+        media = RequestMedia(inputs, self.retain, recipe, self._forget)
+        with self._lock:
+            self._live.add(media)
+        return media
+
+    def _forget(self, media: RequestMedia) -> None:
+        with self._lock:
+            self._live.discard(media)
+
+    def live(self) -> LiveMedia:
+        """What is kept alive now; all zero when every request has ended."""
+        with self._lock:
+            requests = list(self._live)
+        features = [part for media in requests for item in media.inputs.mm_items for part in _content(item)]
+        held = [rows for media in requests for rows in media.inputs.held_rows.values()]
+        return LiveMedia(
+            requests=len(requests),
+            features=len(features),
+            feature_bytes=sum(_num_bytes(part) for part in features),
+            held=len(held),
+            held_bytes=sum(_num_bytes(rows.rows) for rows in held),
+        )
+
+
+class RequestMedia:
+    """One request's media; made by `Lifecycle.admit`. Final.
+
+    Attributes:
+        inputs: the media.
+    """
+
+    def __init__(
+        self, inputs: MultimodalInputs, retain: Retain, recipe: Recipe | None, forget: Callable[[RequestMedia], None]
+    ) -> None:
+        self.inputs = inputs
+        self._retain, self._recipe, self._forget = retain, recipe, forget
+        self._given = [item.precomputed_embeddings is not None for item in inputs.mm_items]
+        self._ended = False
+        inputs.retain_rows = retain == "rows"
+
+    def advance(self, computed: int) -> None:
+        """Say that the first `computed` tokens are computed and kept by the KV cache; features that nobody needs go.
+
+        An item's feature may go when its last row lies before that, and there is another way to its rows. Rows that came with
+        the request have no other way, and stay.
+        """
+        self._check_open()
+        if self._retain == "feature":
+            return
+        for item, given in zip(self.inputs.mm_items, self._given, strict=True):
+            if not given and item.offsets[-1][1] < computed:
+                item.feature = None
+
+    def retract(self, computed: int = 0) -> None:
+        """Say that the KV cache keeps only the first `computed` tokens; features that are needed again come back.
+
+        Positions go on as before: `positions.extend_positions` gives those of the prompt and of what was generated.
+
+        Raises:
+            UsageError: a recipe gave nothing.
+        """
+        self._check_open()
+        for index, (item, given) in enumerate(zip(self.inputs.mm_items, self._given, strict=True)):
+            if given or item.feature is not None or item.offsets[-1][1] < computed:
+                continue
+            if self._retain == "recipe" and self._recipe is not None:
+                item.feature = self._recipe(index)
+                if item.feature is None:
+                    raise UsageError(f"the recipe gave nothing for mm_items[{index}]", argument="recipe")
+
+    def next_turn(self, inputs: MultimodalInputs, *, generated: Any = ()) -> None:
+        """Go on with a session's next turn: its media follow those of the turns before.
+
+        Args:
+            inputs: the media and ids of the new turn alone.
+            generated: ids that were generated since the last turn.
+        """
+        self._check_open()
+        merged = merge(self.inputs, inputs, generated=generated)
+        merged.retain_rows = self._retain == "rows"
+        self._given += [item.precomputed_embeddings is not None for item in inputs.mm_items]
+        self.inputs = merged
+
+    def finish(self) -> None:
+        """The request is done: features, rows and held rows go. Calling it twice is harmless."""
+        if not self._ended:
+            self._ended = True
+            self.inputs.release_features()
+            self._forget(self)
+
+    def abort(self) -> None:
+        """The request is given up, at any stage; all that it kept goes."""
+        self.finish()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise UsageError("the request has ended", argument="request")
+
+
+def merge(before: MultimodalInputs, after: MultimodalInputs, *, generated: Any = ()) -> MultimodalInputs:
+    """The inputs of a session in which `after` follows `before` and what was generated in between.
+
+    Offsets of `after` are shifted, its positions go on from the maximum over all axes, and the items are shared with both.
+
+    Args:
+        before: the session so far; left as it is.
+        after: the new turn alone; left as it is.
+        generated: ids that were generated in between.
+
+    Raises:
+        UsageError: one of them has M-RoPE positions and the other has not.
+    """
+    between = as_ids(generated, what="generated")
+    shift = len(before.padded_input_ids) + len(between)
+    moved: list[MultimodalDataItem] = []
+    for item in after.mm_items:
+        offsets: list[Offset] = [(start + shift, end + shift) for start, end in item.offsets]
+        moved.append(msgspec.structs.replace(item, offsets=offsets))
+    positions, delta = _continued(before, after, shift)
+    return MultimodalInputs(
+        mm_items=[*before.mm_items, *moved],
+        padded_input_ids=np.concatenate([before.padded_input_ids, between, after.padded_input_ids]),
+        token_modalities=np.concatenate([before.token_modalities, np.zeros_like(between), after.token_modalities]),
+        special_tokens=after.special_tokens,
+        mrope_positions=positions,
+        mrope_position_delta=delta,
+        num_image_tokens=before.num_image_tokens + after.num_image_tokens,
+        num_video_tokens=before.num_video_tokens + after.num_video_tokens,
+        num_audio_tokens=before.num_audio_tokens + after.num_audio_tokens,
+        num_dropped=before.num_dropped + after.num_dropped,
+        held_rows={**before.held_rows, **after.held_rows},
+    )
+
+
+def _continued(before: MultimodalInputs, after: MultimodalInputs, shift: int) -> tuple[np.ndarray | None, int | None]:
+    left, right = before.mrope_positions, after.mrope_positions
+    if left is None and right is None:
+        return None, None
+    if left is None or right is None or before.mrope_position_delta is None or after.mrope_position_delta is None:
+        raise UsageError("one turn has M-RoPE positions and the other has none", argument="after")
+    so_far = extend_positions(left, before.mrope_position_delta, shift)
+    first = shift + before.mrope_position_delta  # the position that comes next
+    # What comes after both: `right.shape[1] + after's delta` positions on from `first`, less the index it stands at.
+    return np.concatenate([so_far, right + first], axis=1), before.mrope_position_delta + after.mrope_position_delta
+
+
+def _content(item: MultimodalDataItem) -> list[Any]:
+    return [part for part in (item.feature, item.precomputed_embeddings) if part is not None]
+
+
+def _num_bytes(value: Any) -> int:
+    return int(getattr(value, "nbytes", 0))
