@@ -18,10 +18,10 @@ _PUBLIC = {
     "EmbedOutput": "embed",
     "Encoded": "structs",
     "Encoder": "encoder",
+    "EncoderError": "errors",
     "EncodesAudio": "encoder",
     "EncodesImages": "encoder",
     "EncodesVideos": "encoder",
-    "EncoderError": "errors",
     "For": "processor",
     "ForwardBatch": "structs",
     "LimitError": "errors",
@@ -40,12 +40,15 @@ _PUBLIC = {
     "PluginError": "errors",
     "PluginLoadError": "errors",
     "PluginRecord": "registry",
+    "PrecomputedRows": "structs",
     "ProcessorError": "errors",
+    "ProcessorOutput": "structs",
     "Registry": "registry",
     "Replacement": "placeholders",
     "RequestError": "errors",
     "Settings": "settings",
     "Size": "media",
+    "TakesPrepared": "processor",
     "UsageError": "errors",
     "discover": "registry",
     "embed_mm_inputs": "embed",
@@ -81,12 +84,15 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "PluginRecord",
+    "PrecomputedRows",
     "ProcessorError",
+    "ProcessorOutput",
     "Registry",
     "Replacement",
     "RequestError",
     "Settings",
     "Size",
+    "TakesPrepared",
     "UsageError",
     "__version__",
     "discover",
@@ -115,7 +121,7 @@ if TYPE_CHECKING:
     from mm_plugin.hookspecs import hookimpl
     from mm_plugin.media import Medium, Size
     from mm_plugin.placeholders import Replacement
-    from mm_plugin.processor import BaseOptions, For, ModelProcessor
+    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared
     from mm_plugin.registry import PluginRecord, Registry, discover
     from mm_plugin.settings import Settings
     from mm_plugin.spec import ModelSpec
@@ -127,6 +133,8 @@ if TYPE_CHECKING:
         MultimodalInputFormat,
         MultimodalInputs,
         MultimodalProcessorOutput,
+        PrecomputedRows,
+        ProcessorOutput,
     )
 
 

@@ -281,9 +281,8 @@ class EmbeddingCache:
     def put(self, key: Hashable, encoded: Encoded) -> bool:
         """Keep rows; False where they are larger than the whole cache."""
         rows = encoded.rows
-        size = rows.untyped_storage().nbytes()
-        if encoded.deepstack is not None:
-            size += encoded.deepstack.untyped_storage().nbytes()
+        parts = (part for part in (rows, encoded.deepstack, encoded.kept) if part is not None)
+        size = sum(part.untyped_storage().nbytes() for part in parts)
         return self.store.put(key, (encoded, *rows.shape, rows.dtype, rows.device), size)
 
     def joined(self, count: int) -> None:

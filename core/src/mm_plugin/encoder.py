@@ -158,7 +158,12 @@ def checked_rows(
             if not isinstance(deepstack, torch.Tensor) or tuple(deepstack.shape[1:]) != expected:
                 raise EncoderError(f"item {index}: deepstack rows must be [n_layers, {expected[0]}, {hidden}]", **blame)
             deepstack = _own(deepstack, device, dtype)
-        checked.append(Encoded(_own(rows, device, dtype), deepstack, encoded.kept))
+        kept = encoded.kept
+        if kept is not None:
+            if not isinstance(kept, torch.Tensor) or kept.dtype != torch.int64 or tuple(kept.shape) != expected[:1]:
+                raise EncoderError(f"item {index}: kept must be {expected[0]} int64 indices", **blame)
+            kept = _own(kept, device, kept.dtype)
+        checked.append(Encoded(_own(rows, device, dtype), deepstack, kept))
     return checked
 
 

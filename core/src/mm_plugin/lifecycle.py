@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from mm_plugin.embed.rows import item_key
 from mm_plugin.errors import UsageError
 from mm_plugin.positions import extend_positions
 from mm_plugin.structs import MultimodalDataItem, MultimodalInputs, Offset, as_ids
@@ -77,13 +78,13 @@ class Lifecycle:
         with self._lock:
             requests = list(self._live)
         features = [part for media in requests for item in media.inputs.mm_items for part in _content(item)]
-        held = [rows for media in requests for rows in media.inputs.held_rows.values()]
+        held = [rows for media in requests for rows in list(media.inputs.held_rows.values())]
         return LiveMedia(
             requests=len(requests),
             features=len(features),
             feature_bytes=sum(_num_bytes(part) for part in features),
             held=len(held),
-            held_bytes=sum(_num_bytes(rows.rows) for rows in held),
+            held_bytes=sum(_num_bytes(part) for rows in held for part in (rows.rows, rows.deepstack, rows.kept)),
         )
 
 
@@ -98,7 +99,9 @@ class RequestMedia:
         self, inputs: MultimodalInputs, retain: Retain, recipe: Recipe | None, forget: Callable[[RequestMedia], None]
     ) -> None:
         self.inputs = inputs
-        self._retain, self._recipe, self._forget = retain, recipe, forget
+        self._retain, self._forget = retain, forget
+        self._recipes = [(recipe, index) for index in range(len(inputs.mm_items))]
+        self._recipe = recipe
         self._given = [item.precomputed_embeddings is not None for item in inputs.mm_items]
         self._ended = False
         inputs.retain_rows = retain == "rows"
@@ -112,8 +115,11 @@ class RequestMedia:
         self._check_open()
         if self._retain == "feature":
             return
+        held = {key[:3] for key in list(self.inputs.held_rows)}
         for item, given in zip(self.inputs.mm_items, self._given, strict=True):
-            if not given and item.offsets[-1][1] < computed:
+            # Where the prefix came from another request's KV cache, no step had rows to keep.
+            way_back = self._retain == "recipe" or item_key(item) in held
+            if not given and way_back and item.offsets[-1][1] < computed:
                 item.feature = None
 
     def retract(self, computed: int = 0) -> None:
@@ -128,28 +134,36 @@ class RequestMedia:
         for index, (item, given) in enumerate(zip(self.inputs.mm_items, self._given, strict=True)):
             if given or item.feature is not None or item.offsets[-1][1] < computed:
                 continue
-            if self._retain == "recipe" and self._recipe is not None:
-                item.feature = self._recipe(index)
+            recipe, place = self._recipes[index]
+            if self._retain == "recipe" and recipe is not None:
+                item.feature = recipe(place)
                 if item.feature is None:
                     raise UsageError(f"the recipe gave nothing for mm_items[{index}]", argument="recipe")
 
-    def next_turn(self, inputs: MultimodalInputs, *, generated: Any = ()) -> None:
+    def next_turn(self, inputs: MultimodalInputs, *, generated: Any = (), recipe: Recipe | None = None) -> None:
         """Go on with a session's next turn: its media follow those of the turns before.
 
         Args:
             inputs: the media and ids of the new turn alone.
             generated: ids that were generated since the last turn.
+            recipe: makes the feature of one of its items anew, by the item's index in the turn; where None, the session's
+                recipe is asked, by the index in the session.
         """
         self._check_open()
         merged = merge(self.inputs, inputs, generated=generated)
         merged.retain_rows = self._retain == "rows"
+        first = len(self._recipes)
+        self._recipes += [
+            (self._recipe, first + index) if recipe is None else (recipe, index)
+            for index in range(len(inputs.mm_items))
+        ]
         self._given += [item.precomputed_embeddings is not None for item in inputs.mm_items]
         self.inputs = merged
 
     def finish(self) -> None:
         """The request is done: features, rows and held rows go. Calling it twice is harmless."""
         if not self._ended:
-            self._ended = True
+            self._ended = self.inputs.ended = True
             self.inputs.release_features()
             self._forget(self)
 

@@ -212,6 +212,30 @@ def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[i
     return [(start, end, items[index]) for start, end, index in spans]
 
 
+class ProcessorOutput(msgspec.Struct, frozen=True, eq=False):
+    """One medium that a processor prepared already, given in place of the raw one.
+
+    Attributes:
+        fields: the feature under its reference's name, such as `pixel_values`, and the model fields, such as `image_grid_thw`.
+    """
+
+    fields: Mapping[str, Any]
+
+
+class PrecomputedRows(msgspec.Struct, frozen=True, eq=False):
+    """One medium that an encoder encoded already, given in place of the raw one.
+
+    Attributes:
+        rows: [num_rows, hidden], floating point, numpy or torch.
+        fields: the model fields, such as `image_grid_thw`.
+        identity: 32 bytes by which the caller knows these rows; their own digest where None.
+    """
+
+    rows: Any
+    fields: Mapping[str, Any]
+    identity: bytes | None = None
+
+
 class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The ids that a scheduler or a model dispatches on; None where the model has no such token.
 
@@ -281,8 +305,9 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         num_audio_tokens: rows of audio.
         num_dropped: items that came empty and without a span, and were dropped.
         held_rows: rows of spans that were only partly consumed, kept by `embed` until their last row is written;
-            keyed by (modality, identity or hash, rows).
+            keyed by (modality, identity or hash, rows, encoder version, dtype).
         retain_rows: keep held rows after their last row is written, until the request ends.
+        ended: the request is over, and a step that still runs holds nothing for it.
     """
 
     mm_items: list[MultimodalDataItem]
@@ -297,6 +322,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
     num_dropped: int = 0
     held_rows: dict[tuple[Any, ...], Any] = msgspec.field(default_factory=dict)
     retain_rows: bool = False
+    ended: bool = False
 
     @classmethod
     def from_processor_output(cls, output: MultimodalProcessorOutput) -> MultimodalInputs:

@@ -51,11 +51,7 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
     Raises:
         UsageError: the batch's lists differ in length, or a length is negative.
     """
-    lengths = {len(batch.mm_inputs), len(batch.extend_prefix_lens), len(batch.extend_seq_lens)}
-    if len(lengths) != 1:
-        raise UsageError(
-            f"the batch's lists have {sorted(lengths)} entries; there must be one per request", argument="batch"
-        )
+    _check(batch)
     pieces: list[Piece] = []
     unfinished: set[tuple[int, int]] = set()
     text: list[tuple[int, int]] = []
@@ -63,10 +59,6 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
     for request, (inputs, prefix, extend) in enumerate(
         zip(batch.mm_inputs, batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)
     ):
-        if prefix < 0 or extend < 0:
-            raise UsageError(
-                f"request {request}: prefix {prefix} and extend {extend} must not be negative", argument="batch"
-            )
         end = prefix + extend
         spans: list[tuple[int, int, int, int]] = []
         for index, item in enumerate(inputs.mm_items if inputs is not None else ()):
@@ -93,6 +85,19 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
             text.append((flat + cursor - prefix, flat + end - prefix))
         flat += extend
     return StepPlan(flat, tuple(_merged(text)), tuple(pieces), frozenset(unfinished))
+
+
+def _check(batch: ForwardBatch) -> None:
+    lengths = {len(batch.mm_inputs), len(batch.extend_prefix_lens), len(batch.extend_seq_lens)}
+    if len(lengths) != 1:
+        raise UsageError(
+            f"the batch's lists have {sorted(lengths)} entries; there must be one per request", argument="batch"
+        )
+    for request, (prefix, extend) in enumerate(zip(batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)):
+        if prefix < 0 or extend < 0:
+            raise UsageError(
+                f"request {request}: prefix {prefix} and extend {extend} must not be negative", argument="batch"
+            )
 
 
 def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -150,8 +155,9 @@ def strip_encoder_part(input_ids: np.ndarray, batch: ForwardBatch) -> SeparatePa
 
     Raises:
         SpanError: a prefix, or a step, cuts an encoder part in two; or its media do not lead the prompt.
-        UsageError: ids and batch differ in length.
+        UsageError: ids and batch differ in length, or the batch's lists do.
     """
+    _check(batch)
     if len(input_ids) != sum(batch.extend_seq_lens):
         raise UsageError(
             f"input_ids has {len(input_ids)} ids, the batch extends {sum(batch.extend_seq_lens)}", argument="input_ids"
@@ -164,11 +170,11 @@ def strip_encoder_part(input_ids: np.ndarray, batch: ForwardBatch) -> SeparatePa
     ):
         length = encoder_len(inputs)
         done = prefix >= length
-        if not done and (prefix > 0 or extend < length):
+        if not done and (prefix > 0 or 0 < extend < length):  # a request that stands still cuts nothing
             raise SpanError(
                 f"request {request}: its encoder part has {length} tokens, a step from {prefix} to {prefix + extend} cuts it in two"
             )
-        skipped = 0 if done else length
+        skipped = 0 if done else min(length, extend)
         kept.append(np.asarray(input_ids[flat + skipped : flat + extend], dtype=np.int64))
         prefixes.append(prefix - length if done else 0)
         extends.append(extend - skipped)

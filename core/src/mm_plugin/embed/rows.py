@@ -137,19 +137,18 @@ class Step:
             elif item.pad_values is None:
                 self._failed[place] = UsageError("the item has no identity", argument="identity")
             else:
-                wanted.setdefault(_key(item), []).append(place)
+                wanted.setdefault(item_key(item), []).append(place)
         held = {
             key: rows
             for inputs in self._batch.mm_inputs
             if inputs is not None
             for key, rows in inputs.held_rows.items()
-            if key in wanted
         }
         misses: dict[Modality, list[ItemKey]] = {}
         for key, places in wanted.items():
             if self._cache is not None and len(places) > 1:
                 self._cache.joined(len(places) - 1)
-            rows = held.get(key) or self._cached(key)
+            rows = held.get(self._row_key(key)) or self._cached(key)
             if rows is not None:
                 self._rows.update(dict.fromkeys(places, rows))
             else:
@@ -159,7 +158,7 @@ class Step:
             for key, result in zip(keys, self._calls.encode(modality, items), strict=True):
                 if isinstance(result, Encoded):
                     self._rows.update(dict.fromkeys(wanted[key], result))
-                    if self._cache is not None and self._cache.put(self._cache_key(key), result):
+                    if self._cache is not None and self._cache.put(self._row_key(key), result):
                         self._pin(key)
                 else:
                     self._failed.update(dict.fromkeys(wanted[key], result))
@@ -177,14 +176,15 @@ class Step:
             failure.__cause__ = error
             self._failed[place] = failure
 
-    def _cache_key(self, key: ItemKey) -> ItemKey:
+    def _row_key(self, key: ItemKey) -> ItemKey:
+        """What rows are known by, held or cached: other weights or another dtype give other rows."""
         return (*key, self._version, str(self._out.dtype))
 
     def _cached(self, key: ItemKey) -> Encoded | None:
         if self._cache is None:
             return None
         found = self._cache.get(
-            self._cache_key(key),
+            self._row_key(key),
             num_tokens=key[2],
             hidden=self._hidden,
             dtype=self._out.dtype,
@@ -196,14 +196,14 @@ class Step:
 
     def _pin(self, key: ItemKey) -> None:
         """What a step uses is not evicted before it ends."""
-        if self._cache is not None and self._cache.store.pin(self._cache_key(key)):
+        if self._cache is not None and self._cache.store.pin(self._row_key(key)):
             self._pinned.append(key)
 
     def release(self) -> None:
         """Take the step's pins back."""
         for key in self._pinned:
             if self._cache is not None:
-                self._cache.store.unpin(self._cache_key(key))
+                self._cache.store.unpin(self._row_key(key))
         self._pinned.clear()
 
     def write(self, *, check_finite: bool) -> EmbedOutput:
@@ -251,23 +251,30 @@ class Step:
             inputs = self._inputs(place[0])
             item = inputs.mm_items[place[1]]
             # An item with rows before and after this step, and none in it, stays held.
-            encoded = self._rows.get(place) or inputs.held_rows.get(_key(item))
+            key = self._row_key(item_key(item))
+            encoded = self._rows.get(place) or inputs.held_rows.get(key)
             if encoded is not None and item.precomputed_embeddings is None:
-                keep.setdefault(place[0], {})[_key(item)] = encoded
-        for request in {piece.request for piece in self._plan.pieces}:
+                keep.setdefault(place[0], {})[key] = encoded
+        # A request that ended while its step ran keeps nothing.
+        requests = [
+            request for request in {piece.request for piece in self._plan.pieces} if not self._inputs(request).ended
+        ]
+        for request in requests:
+            if not self._inputs(request).retain_rows:
+                self._inputs(request).held_rows.clear()
+        for request in requests:  # apart from the loop above, since requests may share their inputs
             inputs = self._inputs(request)
             if inputs.retain_rows:
                 self._retain(request, inputs)
-                continue
-            inputs.held_rows.clear()
-            inputs.held_rows.update(keep.get(request, {}))
+            else:
+                inputs.held_rows.update(keep.get(request, {}))
 
     def _retain(self, request: int, inputs: MultimodalInputs) -> None:
         """Keep the rows of every item of a request until it ends."""
         for (owner, index), encoded in self._rows.items():
             item = inputs.mm_items[index] if owner == request else None
             if item is not None and item.precomputed_embeddings is None:
-                inputs.held_rows[_key(item)] = encoded
+                inputs.held_rows[self._row_key(item_key(item))] = encoded
 
     def _deepstack(self, stacked: Sequence[tuple[Any, Piece]]) -> tuple[Any, Any] | None:
         import torch
@@ -278,6 +285,6 @@ class Step:
         return torch.cat([rows for rows, _ in stacked], dim=1), _indices(runs).to(self._out.device, non_blocking=True)
 
 
-def _key(item: MultimodalDataItem) -> ItemKey:
-    """What rows are known by: equal keys mean equal rows."""
+def item_key(item: MultimodalDataItem) -> ItemKey:
+    """What an item is known by: with the same encoder, equal keys mean equal rows."""
     return (item.modality, item.identity if item.identity is not None else item.hash, item.num_tokens)

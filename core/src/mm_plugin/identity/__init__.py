@@ -17,6 +17,7 @@ import enum
 import importlib.util
 import json
 import logging
+import numbers
 import re
 import struct
 import sys
@@ -329,8 +330,10 @@ def parse_caller_hash(entry: Any) -> int | None:
         entry: a whole number from 0 on, or hexadecimal digits in either case with or without `0x`; of any length up to 1,024
             digits. Signs, `_`, spaces, other digits and empty text are malformed.
     """
-    if isinstance(entry, int) and not isinstance(entry, bool):
-        return entry if 0 <= entry < 1 << 4096 else None
+    if isinstance(entry, bool):
+        return None
+    if isinstance(entry, numbers.Integral):
+        return int(entry) if 0 <= int(entry) < 1 << 4096 else None
     if isinstance(entry, str) and _CALLER_HASH.fullmatch(entry):
         return int(entry, 16)
     return None

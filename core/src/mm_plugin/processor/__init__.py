@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.options import BaseOptions, For
-from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, mark_worker
+from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, TakesPrepared, mark_worker
 
-__all__ = ["BaseOptions", "For", "ModelProcessor", "Prepared", "PreparedItem", "Runtime", "mark_worker"]
+__all__ = [
+    "BaseOptions",
+    "For",
+    "ModelProcessor",
+    "Prepared",
+    "PreparedItem",
+    "Runtime",
+    "TakesPrepared",
+    "mark_worker",
+]

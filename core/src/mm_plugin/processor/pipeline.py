@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ from mm_plugin.structs import (
     MultimodalDataItem,
     MultimodalInputFormat,
     MultimodalProcessorOutput,
+    PrecomputedRows,
+    ProcessorOutput,
     SpecialTokens,
 )
 
@@ -58,6 +61,8 @@ Fields = Mapping[str, Any]
 
 logger = logging.getLogger("mm_plugin")
 _worker = threading.local()
+# A field says how a medium is laid out; more numbers than this say something else.
+_MOST_FIELD_VALUES = 65_536
 # Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
 _BINDING = threading.Lock()
 
@@ -97,12 +102,16 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         replacement: the tokens that stand for it.
         feature: what the encoder reads.
         identity: 32 bytes.
+        format: in which form it came.
+        rows: encoder rows that came with it, in place of the feature.
     """
 
     fields: Fields
     replacement: Replacement
     feature: Any
     identity: bytes
+    format: MultimodalInputFormat = MultimodalInputFormat.NORMAL
+    rows: Any = None
 
     @property
     def num_bytes(self) -> int:
@@ -161,6 +170,42 @@ class Request(msgspec.Struct, eq=False):
     dropped: list[str] = msgspec.field(default_factory=list)
     ended: bool = False
     lock: Any = msgspec.field(default_factory=threading.Lock)
+
+
+class TakesPrepared(ABC):
+    """For processors that also take media which a processor or an encoder made already (`ProcessorOutput`, `PrecomputedRows`).
+
+    Everything there comes from a client, so nothing of it is believed.
+    """
+
+    @abstractmethod
+    def feature_name(self, modality: Modality) -> str:
+        """The name under which the reference's processor gives the feature, such as `pixel_values`."""
+
+    @abstractmethod
+    def check_fields(self, modality: Modality, fields: Fields) -> int:
+        """How many rows the fields stand for, by arithmetic alone; nothing of that size may be made here.
+
+        Args:
+            modality: what it is.
+            fields: the declared fields; arrays are numpy, whole numbers int64.
+
+        Raises:
+            SizeError: they stand for no medium that the model can take.
+        """
+
+    @abstractmethod
+    def check_feature(self, modality: Modality, feature: Any, fields: Fields) -> None:
+        """Compare a feature with its fields.
+
+        Args:
+            modality: what it is.
+            feature: a dense numpy array or torch tensor.
+            fields: as `check_fields` accepted them.
+
+        Raises:
+            SizeError: they do not fit together.
+        """
 
 
 class Pipeline:
@@ -300,6 +345,10 @@ class Pipeline:
     def lay_out(self, request: Request, item: Item) -> None:
         """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
         began = time.perf_counter()
+        if isinstance(item.value, ProcessorOutput | PrecomputedRows):
+            item.prepared = self._take_ready(request, item, item.value)
+            item.replacement, item.seconds = item.prepared.replacement, time.perf_counter() - began
+            return
         source = open_image(item.value, path=item.path, settings=self.settings)
         item.source = source
         content = source.digest()
@@ -333,6 +382,10 @@ class Pipeline:
                 **self._blame,
             )
         fields = {name: _frozen(value) for name, value in fields.items()}
+        return fields, self._replacement(fields, path)
+
+    def _replacement(self, fields: Fields, path: str) -> Replacement:
+        """The tokens that stand for a medium, checked."""
         replacement = self.authored("replacement", lambda: self._model.replacement(fields), path)
         if not isinstance(replacement, Replacement):
             raise ProcessorError(
@@ -349,7 +402,80 @@ class Pipeline:
                 limit=limit,
                 value=len(replacement.ids),
             )
-        return fields, replacement
+        return replacement
+
+    def _take_ready(self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows) -> Prepared:
+        """A medium that a processor or an encoder made already: everything about it is checked, nothing is decoded."""
+        model, modality, path = self._model, item.modality, item.path
+        if not isinstance(model, TakesPrepared):
+            raise RequestError(f"{path}: {self.spec.name} takes no prepared {modality.argument}", path=path)
+        given = dict(value.fields) if isinstance(value.fields, Mapping) else {}
+        feature = rows = None
+        expected = set(self.spec.fields[modality])
+        if isinstance(value, ProcessorOutput):
+            name = self.authored("feature_name", lambda: model.feature_name(modality), path)
+            feature = given.pop(name, None)
+            if not is_dense(feature):
+                raise MediaError(
+                    f"{path}: {name} must be a dense numpy array or torch tensor", path=path, reason="fields"
+                )
+        if set(given) != expected:
+            raise MediaError(
+                f"{path}: the fields are {sorted(map(str, given))}, {self.spec.name} takes {sorted(expected)}",
+                path=path,
+                reason="fields",
+            )
+        fields = {name: _frozen(_as_field(part, f"{path}.{name}", path)) for name, part in given.items()}
+        count = self.authored("check_fields", lambda: model.check_fields(modality, fields), path)
+        limit = self.settings.max_item_tokens
+        if count > limit:
+            raise LimitError(
+                f"{path}: takes {count} rows, at most {limit} are accepted",
+                path=path, setting="max_item_tokens", limit=limit, value=count,
+            )  # fmt: skip
+        if isinstance(value, PrecomputedRows):
+            rows = value.rows
+            if not is_dense(rows) or rows.ndim != 2 or not _is_floating(rows) or len(rows) != count:
+                found = f"{list(rows.shape)} {rows.dtype}" if is_dense(rows) else type(rows).__name__
+                raise MediaError(
+                    f"{path}: the rows are {found}, the fields stand for [{count}, hidden] floating point",
+                    path=path,
+                    reason="rows",
+                )
+        else:
+            self.authored("check_feature", lambda: model.check_feature(modality, feature, fields), path)
+        replacement = self._replacement(fields, path)
+        if replacement.num_rows != count:
+            raise ProcessorError(
+                f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_rows}",
+                **self._blame,
+            )
+        made = Prepared(fields, replacement, _writable(feature), b"", rows=_writable(rows))
+        return self._ready(request, item, value, made)
+
+    def _ready(
+        self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows, made: Prepared
+    ) -> Prepared:
+        """The identity of a medium that came prepared: of its feature or rows, or the caller's own for rows."""
+        own = value.identity if isinstance(value, PrecomputedRows) else None
+        if own is not None and (not isinstance(own, bytes) or len(own) != 32):
+            raise UsageError(f"{item.path}: an identity of rows has 32 bytes", argument="identity")
+        kind = (
+            MultimodalInputFormat.PROCESSOR_OUTPUT if made.rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
+        )
+        try:
+            content = (
+                own
+                if own is not None
+                else feature_digest(made.feature if made.rows is None else made.rows, self._digests)
+            )
+        except UsageError as error:
+            raise MediaError(f"{item.path}: {error.message}", path=item.path, reason="fields") from error
+        identity = item_identity(
+            self.spec.name, self.spec.output_version, item.modality, kind.value,
+            content, made.fields, salt=request.arguments.salt,
+        )  # fmt: skip
+        return msgspec.structs.replace(made, identity=identity, format=kind)
 
     def _check_replacement(self, replacement: Replacement) -> None:
         """What a scheduler relies on: a one-dimensional run of ids of which at least one takes a row."""
@@ -516,7 +642,9 @@ class Pipeline:
             item = MultimodalDataItem(
                 modality=entry.modality,
                 offsets=offsets,
+                format=part.format,
                 feature=part.feature,
+                precomputed_embeddings=part.rows,
                 model_specific_data=dict(part.fields),
             )
             self._identify(request, entry, item, part.identity)
@@ -558,7 +686,8 @@ class Pipeline:
                 self._bindings.put(bound, natural, 1)
         if known not in (None, natural):
             raise RequestError(
-                f"{entry.path}: its hash in mm_hashes was used for another medium before; a hash must stand for one medium",
+                f"{entry.path}: its hash in mm_hashes stood for another medium before, or for this one prepared in another way; "
+                "a hash must stand for one",
                 path=entry.path,
             )
 
@@ -683,3 +812,46 @@ def _frozen(value: Any) -> Any:
         value = value.copy()
         value.flags.writeable = False
     return value
+
+
+def is_dense(value: Any) -> bool:
+    """Whether it is a numpy array of numbers, or a torch tensor that lies in memory as its shape says."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+    )
+
+
+def _is_floating(value: Any) -> bool:
+    return value.dtype.kind == "f" if isinstance(value, np.ndarray) else bool(value.is_floating_point())
+
+
+def _writable(value: Any) -> Any:
+    """The value, or a copy where it is an array that torch would not take because it cannot be written."""
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def _as_field(value: Any, name: str, path: str) -> Any:
+    """A client's field as the plugin's own `layout` would give it: small, plain, whole numbers as int64."""
+    if isinstance(value, str | bool | int | float | None):
+        return value
+    try:
+        if is_dense(value) and not isinstance(value, np.ndarray):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
+    except Exception as error:
+        raise MediaError(
+            f"{name} cannot be read as an array ({type(error).__name__})", path=path, reason="fields"
+        ) from error
+    if array.dtype.kind not in "biuf" or array.size > _MOST_FIELD_VALUES:
+        raise MediaError(
+            f"{name} must be at most {_MOST_FIELD_VALUES} numbers, got {array.dtype} {list(array.shape)}",
+            path=path,
+            reason="fields",
+        )
+    return array.astype(np.int64) if array.dtype.kind in "iu" else array

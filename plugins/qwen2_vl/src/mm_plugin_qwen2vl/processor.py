@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from mm_plugin import BaseOptions, For, Medium, Modality, ModelProcessor, Replacement, Size
+from mm_plugin import BaseOptions, For, Medium, Modality, ModelProcessor, Replacement, Size, TakesPrepared
+from mm_plugin.errors import SizeError
 from mm_plugin.imaging import normalisation_table, normalise_patches, patchify, resize, smart_resize
 
 # Above this no picture is useful to the model and one request could take the machine's memory: 171,196 tokens.
@@ -64,7 +65,7 @@ class Qwen2VLOptions(BaseOptions, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is false in the checkpoint; this plugin always takes that step")
 
 
-class Qwen2VLProcessor(ModelProcessor):
+class Qwen2VLProcessor(ModelProcessor, TakesPrepared):
     """Qwen2-VL. One image becomes (height / 28) x (width / 28) tokens of a size near its own."""
 
     Options = Qwen2VLOptions
@@ -99,6 +100,34 @@ class Qwen2VLProcessor(ModelProcessor):
         n_patches = int(layout["image_grid_thw"].prod())
         token = self.special_tokens.placeholders[Modality.IMAGE]
         return Replacement.repeat(token, n_patches // self.options.merge_size**2)
+
+    def feature_name(self, modality: Modality) -> str:
+        """`pixel_values`."""
+        return "pixel_values"
+
+    def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
+        """Rows of an image whose grid is [1, 3]: one frame of whole merged patches."""
+        grid, merge = np.asarray(fields["image_grid_thw"]), self.options.merge_size
+        if grid.shape != (1, 3) or grid.dtype != np.int64:
+            raise SizeError(f"image_grid_thw must be [1, 3] whole numbers, got {list(grid.shape)} {grid.dtype}")
+        frames, rows, columns = grid[0].tolist()
+        if frames != 1 or min(rows, columns) < 1 or rows % merge or columns % merge:
+            raise SizeError(
+                f"image_grid_thw {frames} x {rows} x {columns} is no image of whole {merge} x {merge} blocks"
+            )
+        return int(rows * columns // merge**2)
+
+    def check_feature(self, modality: Modality, feature: Any, fields: Mapping[str, Any]) -> None:
+        """Pixel values [n_patches, patch_dim] floating point, or compact patches [n_patches, 3, patch_area] uint8."""
+        n_patches = int(fields["image_grid_thw"].prod())
+        area = self.options.patch_size**2
+        compact = str(feature.dtype).endswith("uint8")
+        shape = (n_patches, 3, area) if compact else (n_patches, 3 * self.options.temporal_patch_size * area)
+        floating = "float" in str(feature.dtype)
+        if tuple(feature.shape) != shape or not (compact or floating):
+            raise SizeError(
+                f"pixel_values are {list(feature.shape)} {feature.dtype}, the grid stands for {list(shape)}"
+            )
 
     @cached_property
     def _table(self) -> np.ndarray:
