@@ -99,10 +99,10 @@ def test_every_modality_has_its_own_part(folder: Path) -> None:
     assert Checkpoint.open(folder).preprocessor(Modality.AUDIO) == {"sampling_rate": 16000}
 
 
-def test_the_flat_file_goes_before_the_nested_one(folder: Path) -> None:
+def test_the_nested_part_goes_before_the_flat_file(folder: Path) -> None:
     write(folder, "preprocessor_config.json", {"patch_size": 9})
     write(folder, "processor_config.json", NESTED["processor_config.json"])
-    assert limits(folder) == (9, None, None)
+    assert limits(folder) == (14, 1, 2)
 
 
 def test_video_has_a_file_of_its_own_and_else_the_images_settings(folder: Path) -> None:

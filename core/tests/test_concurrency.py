@@ -22,7 +22,7 @@ from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed, Observers
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime, mark_worker
+from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalProcessorOutput
@@ -80,7 +80,7 @@ Open = Callable[..., ModelProcessor]
 
 @pytest.fixture
 def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(4, initializer=mark_worker) as found:
+    with ThreadPoolExecutor(4) as found:
         yield found
 
 

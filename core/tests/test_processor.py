@@ -35,8 +35,8 @@ from mm_plugin.errors import (
 )
 from mm_plugin.events import Event, ItemKeyed, Observers
 from mm_plugin.media import Medium, Size, Source
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime, mark_worker
+from mm_plugin.placeholders import Replacement, mark_modalities, pad_by_offsets
+from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalInputs, MultimodalProcessorOutput
@@ -475,7 +475,7 @@ def test_wrong_arguments_are_named(
     assert again.value.message == caught.value.message
 
 
-@pytest.mark.parametrize("prompt", [None, 5, b"word", {"role": "user"}, [1.5], ["word"], [-1], [[1]], [2**70]], ids=str)
+@pytest.mark.parametrize("prompt", [None, 5, b"word", {"role": "user"}, [1.5], ["word"], [[1]], [2**70]], ids=str)
 def test_a_prompt_of_no_known_kind_is_a_usage_error(open_tiny: Open, prompt: Any) -> None:
     with pytest.raises(UsageError, match="prompt"):
         open_tiny().process(prompt)
@@ -814,11 +814,24 @@ def test_expanded_ids_that_do_not_match_are_refused(open_tiny: Open, change: Cal
 @pytest.mark.case("2.9")
 def test_a_placeholder_that_a_model_wrote_is_no_slot(open_tiny: Open) -> None:
     processor = open_tiny()
-    ids = [*processor.process("word <image>", [png()]).input_ids.tolist(), IMAGE]
-    output = processor.process(ids, [png()], expanded=True)
-    assert output.mm_items[0].offsets == [(1, 3), (5, 7)]
-    assert output.padded_input_ids[-1] == IMAGE
-    assert output.token_modalities[-1] == 0
+    output = processor.process("word <image>", [png()])
+    ids = np.array([*output.input_ids, IMAGE])
+    # The scheduler goes by the recorded offsets, whatever was generated since.
+    assert pad_by_offsets(ids, output.mm_items)[-1] == IMAGE
+    assert mark_modalities(output.mm_items, len(ids))[-1] == 0
+
+
+@pytest.mark.case("2.1")
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_expanded_ids_hold_no_placeholder_but_those_of_the_media(open_tiny: Open, place: int) -> None:
+    processor = open_tiny()
+    ids = processor.process("word <image> word", [png()]).input_ids.tolist()
+    assert len(processor.process(ids, [png()], expanded=True).mm_items) == 1
+    with pytest.raises(PlaceholderError) as caught:
+        processor.process([*ids[:place], IMAGE, *ids[place:]], [png()], expanded=True)
+    assert caught.value.path == "prompt"
+    with pytest.raises(PlaceholderError, match="holds 6 <image>, its images stand for 0"):
+        processor.process(ids, expanded=True)
 
 
 # ------------------------------------------------------------------ options at load
@@ -947,14 +960,12 @@ def test_positions_of_a_plugin_are_asked_with_the_items(open_tiny: Open, monkeyp
 def test_a_request_inside_the_executors_own_threads_ends(open_tiny: Open, executor: Threads) -> None:
     processor = open_tiny()
 
-    def inside() -> MultimodalProcessorOutput:
-        mark_worker()
-        return processor.process("<image> <image>", [png(1), png(2)])
+    def inside(seed: int) -> MultimodalProcessorOutput:
+        return processor.process("<image> <image>", [png(seed), png(seed + 1)])
 
-    before = executor.submitted
-    output = executor.submit(inside).result(timeout=20)
-    assert len(output.mm_items) == 2
-    assert executor.submitted == before + 1  # nothing was left for another thread to do
+    # As many requests as the executor has threads, so that nobody is left to do what they wait for.
+    futures = [executor.submit(inside, 10 * index) for index in range(8)]
+    assert all(len(future.result(timeout=30).mm_items) == 2 for future in futures)
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,7 @@ def test_slots_of_several_modalities_stand_in_prompt_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("prompt", [None, 3, 2.5, {1, 2}, [1.0], [[1, 2]], [-1], [True], ["a"]], ids=str)
+@pytest.mark.parametrize("prompt", [None, 3, 2.5, {1, 2}, [1.0], [[1, 2]], [True], ["a"]], ids=str)
 def test_what_is_neither_text_nor_ids_nor_messages_is_a_usage_error(
     readers: dict[str, PromptReader], prompt: Any
 ) -> None:
@@ -519,3 +519,30 @@ def test_malformed_messages_are_refused_by_their_path(
     assert caught.value.path == path
     if path.endswith("]") and ".content" in path:
         assert isinstance(caught.value, PlaceholderError)
+
+
+@pytest.mark.case("3.3")
+@pytest.mark.parametrize("extra", [-1, 10**15, 1_000_000, "one past the last"])
+def test_an_id_that_no_vocabulary_holds_is_refused(tokenizers: dict[str, Any], extra: Any) -> None:
+    tokenizer = tokenizers["byte-level"]
+    reader = PromptReader(tokenizer, {}, vocabulary=len(tokenizer) + 5)
+    wrong = len(tokenizer) + 5 if isinstance(extra, str) else extra
+    assert len(reader.read([0, len(tokenizer) + 4]).ids) == 2  # padded rows of the table are ids too
+    with pytest.raises(RequestError, match="token ids must be from 0"):
+        reader.read([0, wrong])
+
+
+def test_messages_nested_without_end_are_the_clients_fault(readers: dict[str, PromptReader]) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested more than 64 deep"):
+        readers["byte-level"].read([{"role": "user", "content": "x", "name": deep}])
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {}}, {"type": "input_audio", "input_audio": {"data": "x"}}]
+)
+def test_a_part_whose_object_has_no_url_is_told(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
+    with pytest.raises(PlaceholderError, match="an object there has a url"):
+        readers["byte-level"].read([{"role": "user", "content": [part]}])

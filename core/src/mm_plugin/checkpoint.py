@@ -41,30 +41,35 @@ class Checkpoint:
         Raises:
             UsageError: there is no such folder or hub id, or its config.json cannot be read.
         """
-        name = os.fspath(source)
-        folder = Path(name) if Path(name).is_dir() else _fetch(name, _SMALL_FILES)
+        try:
+            name = os.fsdecode(source)
+            is_folder = bool(name) and Path(name).is_dir()
+        except (TypeError, ValueError, OSError) as error:
+            raise UsageError(f"a checkpoint is a folder or a hub id: {error}", argument="checkpoint") from error
+        folder = Path(name) if is_folder else _fetch(name, _SMALL_FILES)
         return cls(folder, _read_json(folder / "config.json"), name)
 
     def preprocessor(self, modality: Modality = Modality.IMAGE) -> dict[str, Any]:
         """The settings with which the checkpoint's authors prepared a modality.
 
-        They come from the modality's own file, or from its part of processor_config.json. `size.shortest_edge` and
+        They come from its part of processor_config.json, or from the modality's own file, in the order in which
+        transformers looks. `size.shortest_edge` and
         `size.longest_edge` are given as `min_pixels` and `max_pixels`, which they are another spelling of.
 
         Raises:
             UsageError: neither file is there, or one cannot be read.
         """
-        settings: dict[str, Any] | None = None
-        for name in _FILES[modality]:
-            if settings is None and (self.folder / name).is_file():
-                settings = _read_json(self.folder / name)
+        settings: Any = None
         combined = self.folder / "processor_config.json"
-        if settings is None and combined.is_file():
-            part = _read_json(combined).get(_PARTS[modality])
-            if part is None and modality is Modality.VIDEO:
-                part = _read_json(combined).get(_PARTS[Modality.IMAGE])
-            settings = part if isinstance(part, dict) else None
-        if settings is None:
+        if combined.is_file():
+            parts = _read_json(combined)
+            settings = parts.get(_PARTS[modality])
+            if settings is None and modality is Modality.VIDEO:
+                settings = parts.get(_PARTS[Modality.IMAGE])
+        for name in _FILES[modality]:
+            if not isinstance(settings, dict) and (self.folder / name).is_file():
+                settings = _read_json(self.folder / name)
+        if not isinstance(settings, dict):
             raise UsageError(
                 f"{self.folder} holds no settings for {modality.argument}: neither {' nor '.join(_FILES[modality])} "
                 f"nor {_PARTS[modality]!r} in processor_config.json",

@@ -63,10 +63,18 @@ _DECODE_ERRORS = (
 # What is opened. Pillow's other decoders run other programs (EPS), or decode a picture within the picture as they are opened,
 # whose size no header told (ICO, ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-# Chunks that may follow a PNG's pixels and still say how it is turned.
-_LATE_PNG_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
-# Two items may be one lazily opened PIL object, which is not safe to load from two threads.
-_LOADING = threading.Lock()
+# Two items may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two threads. PIL objects cannot
+# be keys, so they share a few locks by address.
+_LOCKS = tuple(threading.Lock() for _ in range(64))
+
+
+def _lock_of(image: Image.Image) -> threading.Lock:
+    return _LOCKS[id(image) // 16 % len(_LOCKS)]
+
+
+_PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
+_LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+_PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -125,7 +133,7 @@ class Source:
         with _decoding(self.path):
             image = self._open()
             width, height = image.size
-            if _orientation(image) in _TURNED:
+            if self._turn(image) in _TURNED:
                 width, height = height, width
         return Size(height, width)
 
@@ -142,26 +150,35 @@ class Source:
         if isinstance(self._value, np.ndarray):
             return Medium(Modality.IMAGE, np.ascontiguousarray(self._value))
         with _decoding(self.path):
-            return Medium(Modality.IMAGE, normalise_image(self._open(), background=background))
+            image = self._open()
+            turn = self._turn(image)
+            self._image = None  # what Pillow decoded goes with this call
+            return Medium(Modality.IMAGE, normalise_image(image, background=background, orientation=turn))
 
     def _open(self) -> Image.Image:
+        """The image with its header read; a PIL object that was given, loaded."""
         if self._image is not None:
             return self._image
         if self._value is not None:
-            with _LOADING:
+            with _lock_of(self._value):
                 self._value.load()
             self._image = self._value
         else:
-            data = self._data or b""
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
+            image = Image.open(io.BytesIO(self._data or b""), formats=_FORMATS)
             # Before load(): the header alone may promise more pixels than the machine has memory.
-            _check_pixels(self.path, image.height, image.width, self._settings)
-            late = image.format == "PNG" and max(map(data.rfind, _LATE_PNG_CHUNKS)) > data.find(b"IDAT")
-            # Pillow itself turns a TIFF while it loads it, so that its tag means nothing before.
-            if late or image.format == "TIFF":
-                image.load()
+            check_pixels(self.path, image.height, image.width, self._settings)
             self._image = image
         return self._image
+
+    def _turn(self, image: Image.Image) -> int:
+        """The orientation by which pixels are turned, known without decoding any."""
+        if self._value is not None:
+            with _lock_of(image):
+                return _orientation(image)
+        if image.format == "TIFF":
+            return 1  # Pillow itself turns it: the size when it is opened, the pixels while they are loaded
+        found = _orientation(image)
+        return _late_orientation(self._data or b"") if found == 1 and image.format == "PNG" else found
 
 
 def open_image(value: Any, *, path: str, settings: Settings) -> Source:
@@ -177,7 +194,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
         LimitError: it has more bytes or pixels than a limit allows.
     """
     if isinstance(value, Image.Image):
-        _check_pixels(path, value.height, value.width, settings)
+        check_pixels(path, value.height, value.width, settings)
         return Source(path, settings, value=value)
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3 or 0 in value.shape:
@@ -186,7 +203,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
                 path=path,
                 reason="array",
             )
-        _check_pixels(path, value.shape[0], value.shape[1], settings)
+        check_pixels(path, value.shape[0], value.shape[1], settings)
         return Source(path, settings, value=value)
     if isinstance(value, bytes | bytearray | memoryview):
         data = value if isinstance(value, bytes) else bytes(value)
@@ -206,7 +223,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
     return Source(path, settings, data=data)
 
 
-def normalise_image(image: Image.Image, *, background: Color = WHITE) -> np.ndarray:
+def normalise_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
     """Orientation, then transparency, then RGB: the one order for every entry path.
 
     16-bit gray is scaled to 8 bits, not clipped. An image is left as it was; nothing is written into it.
@@ -214,12 +231,13 @@ def normalise_image(image: Image.Image, *, background: Color = WHITE) -> np.ndar
     Args:
         image: any PIL image.
         background: RGB levels behind transparent pixels.
+        orientation: EXIF orientation by which it is turned; the image's own where None.
 
     Shape:
         returns [height, width, 3] uint8, contiguous, writable.
     """
     image.load()  # a TIFF is turned by Pillow as it is loaded; its tag must not be read before
-    operation = _TRANSPOSE.get(_orientation(image))
+    operation = _TRANSPOSE.get(_orientation(image) if orientation is None else orientation)
     if operation is not None:
         image = image.transpose(operation)
     if image.mode in ("F",) or image.mode.startswith("F;"):
@@ -263,10 +281,21 @@ def _to_array(image: Image.Image) -> np.ndarray:
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 where there is none or its block is broken."""
     try:
-        # The base class's method: a PNG's own would decode the pixels, for chunks that `_open` has looked for already.
-        # Locked, because the block is marked as read before it is: another thread would see an empty one.
-        with _LOADING:
-            return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+        # The base class's method: a PNG's own would decode the pixels, to look for a block behind them.
+        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    except _DECODE_ERRORS:
+        return 1
+
+
+def _late_orientation(data: bytes) -> int:
+    """The orientation that a PNG tells only after its pixels, read without decoding them: from its head and its tail alone."""
+    last = data.rfind(b"IDAT")
+    tail = last + 8 + int.from_bytes(data[last - 4 : last], "big")  # behind its data and its checksum
+    if last < 4 or not any(name in data[tail:] for name in _LATE_CHUNKS):
+        return 1
+    try:
+        with Image.open(io.BytesIO(data[:_PNG_HEAD] + data[tail:]), formats=("PNG",)) as image:
+            return _orientation(image)
     except _DECODE_ERRORS:
         return 1
 
@@ -299,7 +328,13 @@ def _check_bytes(path: str, size: int, settings: Settings) -> None:
         )
 
 
-def _check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
+def check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
+    """Refuse a picture of no pixels, or of more than a limit allows.
+
+    Raises:
+        LimitError: more than `max_image_pixels`.
+        MediaError: a side is not positive.
+    """
     if height * width > settings.max_image_pixels:
         raise LimitError(
             f"{path}: {height} x {width} pixels (height x width), at most {settings.max_image_pixels} are accepted",
@@ -343,12 +378,30 @@ def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
             reason="url",
         )
     parameters = head.split(";")[1:]
+    is_base64 = bool(parameters) and parameters[-1].strip().lower() == "base64"
+    # A byte takes one character, three where it is escaped; of base64, four thirds of that.
+    if len(body) > (4 if is_base64 else 3) * settings.max_media_bytes + 1024:
+        _check_bytes(path, max(len(body) // 4, settings.max_media_bytes + 1), settings)
     try:
-        plain = urllib.parse.unquote_to_bytes(body)
-        if parameters and parameters[-1].strip().lower() == "base64":
+        plain = _unescape(body)
+        if is_base64:
             digits = b"".join(plain.split())
             _check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the least that so many digits stand for
             return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{path}: the data: URL's base64 is malformed", path=path, reason="url") from error
     return plain
+
+
+def _unescape(text: str) -> bytes:
+    """Percent escapes resolved, piece by piece: the library's own function makes a list of every escape at once."""
+    if "%" not in text:
+        return text.encode()
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + _PIECE
+        while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
+            end += 1  # not inside an escape; a percent sign is never inside one
+        pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
+        start = end
+    return b"".join(pieces)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import PlaceholderError, RequestError, UsageError
+from mm_plugin.errors import PlaceholderError, RequestError
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.structs import Modality, as_ids
 
@@ -31,6 +31,7 @@ _PART_TYPES = {
 }
 # Supplementary private-use characters: no tokenizer has them in its vocabulary, and no template looks for them.
 _FIRST_STAND_IN = 0xF0000
+_DEEPEST = 64  # levels of nesting in a message
 # Composed or not, with or without accents: what a tokenizer's normaliser may make of a character.
 _FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
 
@@ -55,10 +56,12 @@ class PromptReader:
     Args:
         tokenizer: as transformers opens it.
         placeholders: by modality, the id of the token that stands for one medium.
+        vocabulary: ids from 0 to this, exclusive, may stand in a prompt; those of the tokenizer where None.
     """
 
-    def __init__(self, tokenizer: Any, placeholders: Mapping[Modality, int]) -> None:
+    def __init__(self, tokenizer: Any, placeholders: Mapping[Modality, int], *, vocabulary: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._placeholders = dict(placeholders)
         protected = {str(token): int(index) for token, index in tokenizer.get_added_vocab().items()}
         # A placeholder of the plain vocabulary, known to no list of added tokens, is what a client would forge first.
@@ -96,8 +99,9 @@ class PromptReader:
             ids = self._encode_messages(messages)
         else:
             ids = as_ids(prompt, what="prompt")
-            if ids.size and int(ids.min()) < 0:
-                raise UsageError("prompt: a token id is negative", argument="prompt")
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+                # A sentinel among them would be taken for another request's image by the prefix cache.
+                raise RequestError(f"prompt: token ids must be from 0 to {self._vocabulary - 1}", path="prompt")
         slots: list[tuple[Slot, Modality]] = []
         if not expanded:
             for modality, token in self._placeholders.items():
@@ -286,7 +290,11 @@ def _plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) -
         elif isinstance(kind, str) and kind in _PART_TYPES:
             modality = _PART_TYPES[kind]
             value = part.get(kind, part.get(modality.name.lower()))
-            media[modality].append(value.get("url") if isinstance(value, Mapping) else value)
+            if isinstance(value, Mapping):
+                value = value.get("url")
+                if value is None:
+                    raise PlaceholderError(f"{path}.{kind}: an object there has a url", path=path)
+            media[modality].append(value)
             parts.append({"type": modality.name.lower()})
         else:
             known = ", ".join(("text", *_PART_TYPES))
@@ -294,13 +302,15 @@ def _plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) -
     return plain | {"content": parts}
 
 
-def _copied(value: Any, index: int) -> Any:
+def _copied(value: Any, index: int, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise RequestError(f"messages[{index}]: nested more than {_DEEPEST} deep", path=f"messages[{index}]")
     if isinstance(value, str):
         return _clean(value, index)
     if isinstance(value, Mapping):
-        return {_clean(str(name), index): _copied(part, index) for name, part in value.items()}
+        return {_clean(str(name), index): _copied(part, index, depth + 1) for name, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_copied(part, index) for part in value]
+        return [_copied(part, index, depth + 1) for part in value]
     return value
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -42,7 +42,7 @@ from mm_plugin.errors import (
 from mm_plugin.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
-    from mm_plugin.cache import EmbeddingCache, Store
+    from mm_plugin.cache import ComputeCache, EmbeddingCache, Store
     from mm_plugin.checkpoint import Checkpoint
     from mm_plugin.encoder import Encoder
     from mm_plugin.events import Observers
@@ -231,9 +231,14 @@ class Registry:
         self._observers: Observers | None = None
         self._digests: Digests | None = None
         self._bindings: Store | None = None
-        self._closed = False
+        self._compute_cache: ComputeCache | None = None
+        self._closed = threading.Event()
         self._plugins: list[_Plugin] = []
         self._claims: dict[tuple[str, str], list[_Plugin]] = {}
+        if isinstance(executor, ProcessPoolExecutor):
+            raise UsageError(
+                "the executor runs methods of open models in this process: use threads", argument="executor"
+            )
         for notice in notices:
             self._notice(notice)
         self._discover()
@@ -247,6 +252,9 @@ class Registry:
                 self._plugins.append(_Plugin(entry.name, entry.value, entry.dist))
             elif entry.group in CLAIM_GROUPS:
                 claims.append(entry)
+            elif entry.group.startswith(PLUGINS + "."):
+                known = ", ".join(CLAIM_GROUPS)
+                self._notice(f"{entry.name!r} is claimed in {entry.group!r}, which is no group; there are: {known}")
         by_module = {(id(plugin.dist), plugin.module): plugin for plugin in self._plugins}
         for entry in claims:
             plugin = by_module.get((id(entry.dist), entry.value))
@@ -405,7 +413,8 @@ class Registry:
                 try:
                     for spec in plugin.specs:
                         for field, base in bases.items():
-                            if getattr(spec, field) is not None:
+                            # `padding` may be the name of a rule in place of a reference.
+                            if ":" in (getattr(spec, field) or ""):
                                 self._load_class(plugin, spec, field, base)
                 except PluginLoadError as error:
                     self._record_failure(plugin, "classes", error.__cause__ or error, time.perf_counter() - began)
@@ -599,7 +608,6 @@ class Registry:
             UsageError: the checkpoint cannot be read, or an option is unknown or wrong.
             ProcessorError: the plugin's processor could not be built.
         """
-        from mm_plugin.cache import ComputeCache
         from mm_plugin.processor import ModelProcessor, Runtime
 
         opened, found, spec = self._open(checkpoint, architecture, plugin)
@@ -607,11 +615,12 @@ class Registry:
         runtime = Runtime(
             settings=self.settings,
             executor=self.executor,
-            cache=ComputeCache(self.preprocess_store),
+            cache=self._preprocess_cache,
             observers=self.observers,
             blame=found.blame,
             digests=self.digests,
             bindings=self._caller_hashes,
+            closed=self._closed,
         )
         with _blaming(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
             processor: ModelProcessor = cls(spec, opened, runtime, options)
@@ -642,6 +651,7 @@ class Registry:
         """
         from mm_plugin.encoder import Encoder
 
+        _check_placement(device, dtype)
         opened, found, spec = self._open(checkpoint, architecture, plugin)
         cls = self._load_class(found, spec, "encoder", Encoder)
         with _blaming(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
@@ -736,11 +746,7 @@ class Registry:
         with self._lock:
             self._check_open()
             if self._executor is None:
-                from mm_plugin.processor import mark_worker
-
-                pool = ThreadPoolExecutor(
-                    self.settings.threads, thread_name_prefix="mm-plugin", initializer=mark_worker
-                )
+                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin")
                 self._owned.append(lambda: pool.shutdown(wait=True, cancel_futures=True))
                 self._executor = pool
             return self._executor
@@ -771,12 +777,22 @@ class Registry:
             return self._embedding_cache
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise UsageError("the registry is closed", argument="registry")
 
     def _own_store(self, store: Store) -> None:
         # `close` goes from the end: stores come before the executor here, so that no item still runs when they close.
         self._owned.insert(0, store.close)
+
+    @property
+    def _preprocess_cache(self) -> ComputeCache:
+        """The one cache of prepared items, so that one medium is prepared once for all models that make the same of it."""
+        from mm_plugin.cache import ComputeCache
+
+        with self._lock:
+            if self._compute_cache is None:
+                self._compute_cache = ComputeCache(self.preprocess_store)
+            return self._compute_cache
 
     @property
     def _caller_hashes(self) -> Store:
@@ -815,7 +831,7 @@ class Registry:
     def close(self) -> None:
         """Stop the executor and close the caches that the registry made itself. Calling it twice is harmless."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             owned, self._owned = self._owned, []
         for release in reversed(owned):
             try:
@@ -1086,6 +1102,8 @@ def _hint_for_missing(plugin: _Plugin, name: str | None) -> str:
 def _asked(config: Any, architecture: str | None) -> list[tuple[str, str]]:
     """What a config asks for: (group, name) pairs, in the order in which they are tried."""
     if architecture is not None:
+        if not isinstance(architecture, str):
+            raise UsageError("architecture must be a name", argument="architecture")
         return [(ARCHITECTURES, architecture)]
     if isinstance(config, str | Path) or hasattr(config, "__fspath__"):
         from mm_plugin.checkpoint import Checkpoint
@@ -1104,3 +1122,15 @@ def _asked(config: Any, architecture: str | None) -> list[tuple[str, str]]:
             raise UsageError("config.architectures must be a list of names", argument="config")
         return [(ARCHITECTURES, name) for name in architectures]
     return [(MODEL_TYPES, model_type)] if isinstance(model_type, str) and model_type else []
+
+
+def _check_placement(device: Any, dtype: Any) -> None:
+    """A device that is there, and a dtype that is one: what else fails when weights are loaded is the plugin's."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise UsageError(f"device {device!r} cannot be used: {error}", argument="device") from error
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UsageError(f"dtype must be a floating-point torch dtype, not {dtype!r}", argument="dtype")

@@ -333,6 +333,8 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         Raises:
             SpanError: an item with content has no span, an item with a span has no content, or spans overlap or leave the ids.
         """
+        if not isinstance(output, MultimodalProcessorOutput):
+            raise UsageError(f"expected a MultimodalProcessorOutput, not {type(output).__name__}", argument="output")
         items: list[MultimodalDataItem] = []
         totals = dict.fromkeys(Modality, 0)
         dropped = 0

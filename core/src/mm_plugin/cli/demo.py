@@ -19,9 +19,11 @@ from rich.table import Table
 import mm_plugin
 from mm_plugin.cli.picture import draw
 from mm_plugin.cli.plugins import plugin_table
-from mm_plugin.errors import UsageError
+from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
+from mm_plugin.media import open_image
 from mm_plugin.registry import Registry, discover
+from mm_plugin.settings import Settings
 from mm_plugin.testing import Demo, embed_in_chunks, photographs
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def demo(model: str | None, *, files: Sequence[Path], chunk: int, picture: Path,
         0 where every comparison holds, else 1.
     """
     console = Console()
+    _prepare_place(picture)
     images = [(file.name, _read(file)) for file in files] or photographs()
     with discover() as registry:
         console.print(plugin_table(registry.plugins))
@@ -94,7 +97,7 @@ class _Show:
         self, console: Console, registry: Registry, shown: Demo, images: Sequence[tuple[str, bytes]], chunk: int
     ) -> None:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
-        self._names, self._images = [name for name, _ in images], [data for _, data in images]
+        self._names, self._images = [name for name, _ in images], [_plain_png(data) for _, data in images]
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
@@ -201,7 +204,7 @@ class _Show:
             ],
             self._output,
             chunk=self._chunk,
-        ).save(_made(file))
+        ).save(file, format="PNG")
         self._console.print(f"picture  {escape(str(file))}", highlight=False)
 
     def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
@@ -227,7 +230,12 @@ def _choose(registry: Registry, model: str | None) -> tuple[str, Demo]:
     for record in registry.plugins:
         if model not in (None, record.name) or (model is None and record.state != "available"):
             continue
-        cls = registry.load_declared(record.name, "demo", Demo)
+        try:
+            cls = registry.load_declared(record.name, "demo", Demo)
+        except PluginLoadError:
+            if model is not None:
+                raise
+            continue  # its record is on the screen already; another may do
         if cls is not None:
             return record.name, cls()
         tried.append(record.name)
@@ -248,9 +256,14 @@ def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) ->
     if rebuild:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        # Built aside and moved in whole, so that an interrupted build is never taken for a checkpoint.
-        built = Path(tempfile.mkdtemp(prefix="building-", dir=root))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            # Built aside and moved in whole, so that an interrupted build is never taken for a checkpoint.
+            built = Path(tempfile.mkdtemp(prefix="building-", dir=root))
+        except OSError as error:
+            raise UsageError(
+                f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME", argument="cache"
+            ) from error
         try:
             shown.make_checkpoint(built)
             built.rename(folder)
@@ -267,12 +280,22 @@ def _read(file: Path) -> bytes:
         raise UsageError(f"{file} cannot be read: {error.strerror}", argument="image") from error
 
 
-def _made(file: Path) -> Path:
+def _prepare_place(file: Path) -> None:
+    """See that the picture can be written, before anything takes time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab"):
+            pass
     except OSError as error:
-        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="picture") from error
-    return file
+        raise UsageError(f"{file} cannot be written: {error.strerror}", argument="picture") from error
+
+
+def _plain_png(data: bytes) -> bytes:
+    """A picture as the framework sees it, as a PNG: the reference is compared on the same pixels, upright and opaque."""
+    source = open_image(data, path="image", settings=Settings())
+    out = io.BytesIO()
+    Image.fromarray(source.decode().pixels).save(out, "PNG")
+    return out.getvalue()
 
 
 def _one_pixel_off(data: bytes) -> bytes:

@@ -132,15 +132,28 @@ def _examine(record: PluginRecord, timeout: float) -> PluginRecord:
         answer = Path(folder) / "record.json"
         command = [sys.executable, "-m", "mm_plugin.cli.probe", record.name, str(answer)]
         environment = {**os.environ, "MM_PLUGIN_STRICT": "0"}
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout, check=False)  # noqa: S603
-        except subprocess.TimeoutExpired:
-            return _lost(record, "timeout", f"its import did not end in {timeout:.0f} seconds", began)
-        if answer.is_file():
-            return msgspec.json.decode(answer.read_bytes(), type=PluginRecord)
-    said = done.stderr.decode(errors="replace").strip()
-    died = f"signal {signal.Signals(-done.returncode).name}" if done.returncode < 0 else f"exit code {done.returncode}"
-    return _lost(record, "crashed", f"its import ended the process with {died}", began, said)
+        # What it prints goes to a file too: a process that it leaves behind would keep a pipe open.
+        with (Path(folder) / "said.txt").open("wb+") as said:
+            try:
+                code = subprocess.run(  # noqa: S603
+                    command,
+                    env=environment,
+                    stdout=said,
+                    stderr=said,
+                    stdin=subprocess.DEVNULL,
+                    timeout=timeout,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            if answer.is_file():
+                return msgspec.json.decode(answer.read_bytes(), type=PluginRecord)
+            if code is None:
+                return _lost(record, "timeout", f"its import did not end in {timeout:.0f} seconds", began)
+            said.seek(0)
+            told = said.read().decode(errors="replace").strip()
+    died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return _lost(record, "crashed", f"its import ended the process with {died}", began, told)
 
 
 def _lost(record: PluginRecord, code: str, error: str, began: float, said: str | None = None) -> PluginRecord:

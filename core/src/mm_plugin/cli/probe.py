@@ -13,7 +13,14 @@ from mm_plugin.registry import discover
 from mm_plugin.testing import Demo
 
 # What a spec's fields must name; None is a function.
-BASES = {"processor": ModelProcessor, "encoder": Encoder, "positions": None, "embed": None, "demo": Demo}
+BASES = {
+    "processor": ModelProcessor,
+    "encoder": Encoder,
+    "padding": None,
+    "positions": None,
+    "embed": None,
+    "demo": Demo,
+}
 
 
 def main(name: str, answer: str) -> None:

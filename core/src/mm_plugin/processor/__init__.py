@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.options import BaseOptions, For
-from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, TakesPrepared, mark_worker
+from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, TakesPrepared
 
 __all__ = [
     "BaseOptions",
@@ -14,5 +14,4 @@ __all__ = [
     "PreparedItem",
     "Runtime",
     "TakesPrepared",
-    "mark_worker",
 ]

@@ -50,7 +50,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_list(value: Any) -> bool:
     """Whether it is a sequence, and neither text nor bytes."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from mm_plugin.errors import UsageError
-from mm_plugin.media import Medium, Size
+from mm_plugin.media import Medium, Size, check_pixels
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.options import BaseOptions
@@ -128,7 +128,7 @@ class ModelProcessor(ABC):
 
         Raises:
             RequestError: the prompt or a medium is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
-            UsageError: the server called wrongly: an unknown option, a wrong type.
+            UsageError: the server called wrongly: an unknown option, an argument of a wrong type.
             ProcessorError: the plugin is at fault.
         """
         media = {Modality.IMAGE: images, Modality.VIDEO: videos, Modality.AUDIO: audios}
@@ -213,6 +213,7 @@ class ModelProcessor(ABC):
         except TypeError:
             raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
         path = f"{modality.argument}[0]"
+        check_pixels(path, size.height, size.width, self.settings)
         with self._pipeline.guard():
             resolved = self._pipeline.table.call(options)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))

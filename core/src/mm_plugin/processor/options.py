@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
+import numpy as np
 
 from mm_plugin.errors import ProcessorError, RequestError, UsageError
 from mm_plugin.identity import digest, frame
-from mm_plugin.media import WHITE, Color
+from mm_plugin.media import WHITE
 from mm_plugin.structs import Modality
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class For(msgspec.Struct, frozen=True):
         return cls(modalities, "call")
 
 
+Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
 class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that the core itself reads; an author's `Options` subclasses it.
 
@@ -55,7 +59,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         background: RGB levels behind transparent pixels.
     """
 
-    background: typing.Annotated[Color, For(("image",))] = WHITE
+    background: typing.Annotated[tuple[Level, Level, Level], For(("image",))] = WHITE
 
     @classmethod
     def from_checkpoint(
@@ -77,7 +81,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             found = checkpoint.preprocessor(modality)
             settings |= {name: value for name, value in found.items() if name in names and value is not None}
         try:
-            return msgspec.convert(settings | dict(given or {}), cls, strict=True)
+            return msgspec.convert(settings | _plain(given or {}), cls, strict=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
 
@@ -135,7 +139,7 @@ class OptionTable:
             return self.loaded
         self._refuse_unknown(given, ("call",))
         try:
-            return msgspec.convert(msgspec.structs.asdict(self.loaded) | dict(given), self._declared, strict=True)
+            return msgspec.convert(msgspec.structs.asdict(self.loaded) | _plain(given), self._declared, strict=True)
         except msgspec.ValidationError as error:
             raise RequestError(f"options: {error}", path="options") from error
 
@@ -172,3 +176,8 @@ class OptionTable:
             raise ProcessorError(
                 f"{self._author}.Options have what has no identity: {error.message}", **self._blame
             ) from error
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with numpy's numbers as Python's."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}

@@ -7,6 +7,7 @@ shortened, before anything is decoded.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,9 +35,17 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.events import Fallback, ItemKeyed, Observers
-from mm_plugin.identity import Digests, caller_identity, feature_digest, frame, item_identity, source_key
+from mm_plugin.identity import (
+    Digests,
+    caller_identity,
+    digest,
+    feature_digest,
+    frame,
+    item_identity,
+    source_key,
+)
 from mm_plugin.media import Size, Source, open_image
-from mm_plugin.placeholders import Replacement, Slot, expand, mark_modalities, match_expanded, pad_by_offsets
+from mm_plugin.placeholders import Expansion, Replacement, Slot, expand, mark_modalities, match_expanded, pad_by_offsets
 from mm_plugin.processor.arguments import Arguments, align_hashes, in_order
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt import PromptReader
@@ -60,16 +69,10 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 
 logger = logging.getLogger("mm_plugin")
-_worker = threading.local()
 # A field says how a medium is laid out; more numbers than this say something else.
 _MOST_FIELD_VALUES = 65_536
 # Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
 _BINDING = threading.Lock()
-
-
-def mark_worker() -> None:
-    """Say that this thread belongs to the executor of the item stage; the registry's pool starts its threads with it."""
-    _worker.marked = True
 
 
 class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -83,6 +86,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         blame: plugin, distribution and version, for errors.
         digests: what hashes on other devices; the core's own where None.
         bindings: what each caller's hash stood for, an entry a hash; a memory of its own where None.
+        closed: set when the registry is closed.
     """
 
     settings: Settings
@@ -92,6 +96,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     blame: Mapping[str, str]
     digests: Digests | None = None
     bindings: Store | None = None
+    closed: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
@@ -231,19 +236,22 @@ class Pipeline:
     ) -> None:
         self._model, self._author = model, type(model).__name__
         self.spec, self._checkpoint, self.config = spec, checkpoint, checkpoint.config
-        self.settings, self.executor = runtime.settings, runtime.executor
+        self.settings, self.executor, self._closed = runtime.settings, runtime.executor, runtime.closed
         self._cache, self._observers, self._blame, self._digests = (
             runtime.cache, runtime.observers, runtime.blame, runtime.digests,
         )  # fmt: skip
         declared = getattr(type(model), "Options", None)
         self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.blame)
         self.special_tokens = self._special_tokens()
-        self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders)
+        vocabulary = max(len(checkpoint.tokenizer), _vocabulary_size(self.config))
+        check_vocabulary(vocabulary)
+        self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary)
+        # Fields and replacements depend on these too, and every model of a registry keeps its items in one cache.
+        self._model_digest = digest(frame([dict(self.config), self.special_tokens]))
         self._positions = spec.load("positions")
         bindings = runtime.bindings
         self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
         self._told: set[str] = set()
-        check_vocabulary(max(len(checkpoint.tokenizer), _vocabulary_size(self.config)))
 
     def stats(self) -> Any:
         """What the preprocess cache did so far."""
@@ -355,7 +363,8 @@ class Pipeline:
         with self._identified("context has"):
             item.key = source_key(
                 self.spec.name, self.spec.output_version, item.modality, content,
-                request.effective[item.modality], request.context, salt=request.arguments.salt,
+                digest(request.effective[item.modality] + self._model_digest), request.context,
+                salt=request.arguments.salt,
             )  # fmt: skip
         # Pinned first: what is found stays until the request has ended.
         self._pin(request, item)
@@ -633,6 +642,7 @@ class Pipeline:
         try:
             if request.arguments.expanded:
                 expansion = match_expanded(request.ids, replacements)
+                self._check_surplus(expansion)
             else:
                 expansion = expand(request.ids, request.slots, replacements)
         except NeutralError as error:
@@ -663,6 +673,20 @@ class Pipeline:
             mrope_position_delta=delta,
             dropped=tuple(request.dropped),
         )
+
+    def _check_surplus(self, expansion: Expansion) -> None:
+        """Expanded ids hold no placeholder but those that stand for the media that came."""
+        for modality, token in self.special_tokens.placeholders.items():
+            inside = sum(int(np.count_nonzero(expansion.ids[start:end] == token)) for start, end in expansion.spans)
+            found = int(np.count_nonzero(expansion.ids == token))
+            if found != inside:
+                raise PlaceholderError(
+                    f"the expanded prompt holds {found} {self.spec.placeholders[modality]}, its {modality.argument} stand "
+                    f"for {inside}",
+                    path="prompt",
+                    expected=inside,
+                    found=found,
+                )
 
     def _identify(self, request: Request, entry: Item, item: MultimodalDataItem, natural: bytes) -> None:
         """Give an item its identity: the natural one, or that of the caller's hash, which must not stand for anything else."""
@@ -706,16 +730,20 @@ class Pipeline:
     def run(self, items: Sequence[Item], step: Callable[[Item], None]) -> None:
         """One step over all items, on the executor where there are several; the first error in order is raised.
 
-        A thread of the executor that waited for others of it could wait for ever, so there the step runs where it is.
+        What no thread has begun when its turn comes is done here: so a request ends even where every thread of the executor
+        waits for one.
         """
-        if len(items) <= 1 or getattr(_worker, "marked", False):
+        if len(items) <= 1:
             for item in items:
                 step(item)
             return
         futures = [self.executor.submit(step, item) for item in items]
         try:
-            for future in futures:
-                future.result()
+            for item, future in zip(items, futures, strict=True):
+                if future.cancel():
+                    step(item)
+                else:
+                    future.result()
         finally:
             for future in futures:
                 future.cancel()
@@ -748,9 +776,13 @@ class Pipeline:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Nothing but our own errors leaves a request."""
+        """Nothing but our own errors leaves a request, and none is begun once the registry is closed."""
+        self._check_open()
         try:
             yield
+        except (CancelledError, asyncio.CancelledError):
+            self._check_open()  # the executor was closed under it
+            raise
         except NeutralError as error:
             raise ProcessorError(f"{self.spec.name}: {error.message}", **self._blame) from error
         except MMPluginError:
@@ -758,7 +790,12 @@ class Pipeline:
         except MemoryError as error:
             raise LimitError("the request needs more memory than there is", setting="memory") from error
         except Exception as error:
+            self._check_open()
             raise ProcessorError(f"{self.spec.name}: {type(error).__name__}: {error}", **self._blame) from error
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise UsageError("the registry is closed", argument="registry")
 
     def served(self, modality: Modality) -> Modality:
         """The modality, if the model takes it."""
@@ -800,8 +837,8 @@ def _detached(feature: Any, pixels: np.ndarray) -> Any:
         return feature.copy() if np.may_share_memory(feature, pixels) else feature
     torch = sys.modules.get("torch")  # who returned a tensor has imported torch
     if torch is not None and isinstance(feature, torch.Tensor) and feature.device.type == "cpu":
-        storage, (first, end) = feature.untyped_storage(), np.lib.array_utils.byte_bounds(pixels)
-        if storage.data_ptr() < end and first < storage.data_ptr() + storage.nbytes():
+        storage, first = feature.untyped_storage(), pixels.ctypes.data
+        if storage.data_ptr() < first + pixels.nbytes and first < storage.data_ptr() + storage.nbytes():
             return feature.clone()
     return feature
 
