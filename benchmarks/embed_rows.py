@@ -25,6 +25,7 @@ def rows() -> Iterator[Row]:
     work = "embedding, 8 requests x 3 images x 256 rows into 8,192 x"
     yield _step(f"{work} 1,024 bf16, all cached, 1 thread", 1_024, Bar(1.3, "floor"))
     yield _step("the same with hidden 8 (pure overhead)", 8, Bar(0.5, "ms"))
+    yield _growth()
     yield from _cache()
 
 
@@ -90,6 +91,49 @@ def _step(work: str, hidden: int, bar: Bar) -> Row:
         assert torch.equal(found, least)
 
     return Row(work, ours, check, bar, ("masked_scatter merge", merge), ("index_select, slices", floor), threads=1)
+
+
+def _growth() -> Row:
+    """One prompt of 32,768 tokens with 63 images, in 64 chunks that cut each, against whole: what each chunk costs beside its own tokens."""
+    hidden, images, rows_of_one, chunk = 256, 63, 448, 512
+    total = 32_768
+    generator = torch.Generator().manual_seed(1)
+    table = torch.nn.Embedding(VOCABULARY, hidden)
+    ids = torch.randint(0, PLACEHOLDER, (total,), generator=generator)
+    encoded = [torch.randn(rows_of_one, hidden, generator=generator) for _ in range(images)]
+    items = []
+    for index in range(images):
+        start = 300 + index * chunk
+        item = MultimodalDataItem(
+            modality=Modality.IMAGE, offsets=[(start, start + rows_of_one - 1)], feature=np.array(index)
+        )
+        item.set_identity(index.to_bytes(32, "big"))
+        items.append(item)
+    empty = np.zeros(total, dtype=np.int64)
+
+    def encode(called: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        return [encoded[int(item.feature)] for item in called]
+
+    def run(size: int) -> torch.Tensor:
+        inputs = MultimodalInputs(mm_items=items, padded_input_ids=empty, token_modalities=empty)
+        parts = []
+        for start in range(0, total, size):
+            batch = ForwardBatch([inputs], [start], [min(size, total - start)])
+            step = embed_mm_inputs(ids[start : start + size], batch, table, {Modality.IMAGE: encode})
+            parts.append(step.input_embeds)
+        return torch.cat(parts)
+
+    def check(found: Any, expected: Any, _floor: Any) -> None:
+        assert torch.equal(found, expected)
+
+    return Row(
+        "one prompt of 32,768 tokens with 63 images, in 64 chunks that cut each, no cache",
+        lambda: run(chunk),
+        check,
+        Bar(2, "reference"),
+        ("the same whole", lambda: run(total)),
+        threads=1,
+    )
 
 
 def _cache() -> Iterator[Row]:

@@ -524,3 +524,56 @@ def test_new_weights_drop_all_rows() -> None:
     cache.invalidate()
     assert cache.get("key", **FIT) is None
     assert cache.stats().bytes == 0
+
+
+class Failing(Store):
+    """A plugin's store of which everything fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def _fail(self, *_: Any) -> Any:
+        raise self.error
+
+    get = put = delete = pin = unpin = clear = stats = close = _fail  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), SystemExit(3), RuntimeError("no")])
+def test_a_fault_of_a_plugins_store_is_a_miss(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    cache = ComputeCache(Failing(error))
+    assert cache.get("key") is None
+    assert cache.get_or_compute("key", lambda: "value", len) == ("value", False)
+    rows = EmbeddingCache(100, store=Failing(error))
+    fits = {"num_tokens": 2, "hidden": 3, "dtype": torch.float32, "device": torch.device("cpu")}
+    assert rows.get("key", **fits) is None
+    assert rows.put("key", Encoded(torch.zeros(2, 3))) is False
+    rows.invalidate()
+    assert cache.stats().errors >= 3
+    assert rows.stats().errors >= 3
+    warned = [entry for entry in caplog.records if "it is a miss" in entry.getMessage()]
+    assert len(warned) == 2  # once for each cache
+
+
+def test_an_interrupted_computation_is_begun_anew_by_who_waited() -> None:
+    cache = ComputeCache(MemoryStore(100))
+    inside, go = threading.Event(), threading.Event()
+
+    def interrupted() -> str:
+        inside.set()
+        go.wait(10)
+        raise KeyboardInterrupt
+
+    def first() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            cache.get_or_compute("key", interrupted, len)
+
+    runner = threading.Thread(target=first)
+    runner.start()
+    inside.wait(10)
+    found: list[Any] = []
+    waiter = threading.Thread(target=lambda: found.append(cache.get_or_compute("key", lambda: "mine", len)))
+    waiter.start()
+    go.set()
+    runner.join(10)
+    waiter.join(10)
+    assert found == [("mine", False)]

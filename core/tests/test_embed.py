@@ -10,11 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_plugin.cache import EmbeddingCache
-from mm_plugin.embed import EmbedOutput, StepPlan, embed_mm_inputs, general_mm_embed_routine, plan_step
+from mm_plugin.embed import (
+    EmbedOutput,
+    StepPlan,
+    embed_mm_inputs,
+    encoder_len,
+    general_mm_embed_routine,
+    plan_step,
+    strip_encoder_part,
+)
 from mm_plugin.encoder import Encoder, EncodesImages
-from mm_plugin.errors import EncoderError, MediaError, UsageError
+from mm_plugin.errors import EncoderError, MediaError, SpanError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemFailed, Observers
 from mm_plugin.placeholders import pad_by_offsets
 from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
@@ -861,3 +870,217 @@ def test_a_prefix_that_was_computed_elsewhere_is_skipped(
         parts += step(ForwardBatch([inputs], [prefix], [extend]), table, encoder).input_embeds.tolist()
     assert parts == slow_rows(inputs)[plan[0][0] :]
     assert encoder.calls == [[1]]
+
+
+# ------------------------------------------------------------------ nothing is read back from the device
+
+READ_BACKS = (
+    "item", "tolist", "nonzero", "numpy", "cpu", "masked_select",
+    "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__",
+)  # fmt: skip
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "repeat_interleave")
+
+
+class Guard(TorchDispatchMode):
+    """Notes whatever would wait for a GPU: reads of values, and shapes that depend on values."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        for name in READ_BACKS:
+            patch.setattr(torch.Tensor, name, self.noting(name, getattr(torch.Tensor, name)))
+        for name in ("nonzero", "masked_select", "argwhere", "unique"):
+            patch.setattr(torch, name, self.noting(name, getattr(torch, name)))
+
+    def noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            self.seen.append(name)
+            return original(*arguments, **named)
+
+        return noted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in WAITS or name.startswith("unique"):
+            self.seen.append(name)
+        if name in ("index", "index_put", "index_put_"):
+            masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
+            self.seen += ["mask"] * len(masks)
+        return func(*args, **(kwargs or {}))
+
+
+def guarded_steps(
+    guard: Guard, encode: Callable[[MultimodalDataItem], Any], *, runs: int = 3, module: Any = None
+) -> None:
+    """Steps that go through every part of the path: all kinds of rows, cached, held, failed; few and many runs of text."""
+    given = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(3, 4)], precomputed_embeddings=torch.ones(2, HIDDEN))
+    given.set_identity(b"g" * 32)
+    wrong = make_item(99, [(0, 0)])
+    wrong.feature = None
+    many = make_inputs(2 * runs + 8, [make_item(seed, [(2 * seed + 1, 2 * seed + 1)]) for seed in range(3, runs + 3)])
+    requests = [make_inputs(9, [make_item(1, [(0, 2), (5, 6)]), given]), None, make_inputs(4, [wrong]), many]
+    lengths = [9, 3, 4, 2 * runs + 8]
+    ids = [torch.arange(3) if each is None else text_only_ids_matter(each) for each in requests]
+    encoder, cache = Recorder(encode), EmbeddingCache(1 << 20)
+    for cut in (2, 4):
+        for start, end in ((0, cut), (cut, None)):
+            parts = [each[start:end] for each in ids]
+            extends = [len(part) for part in parts]
+            prefixes = [length - extend if start else 0 for length, extend in zip(lengths, extends, strict=True)]
+            flat, batch = torch.cat(parts), ForwardBatch(requests, prefixes, extends)
+            with guard:
+                embed_mm_inputs(flat, batch, module or plain_table(), encoder, cache, check_finite=True)
+
+
+def quiet_rows(item: MultimodalDataItem) -> Encoded:
+    """Rows with all extras, made without a look at any value."""
+    seed = torch.from_numpy(item.feature)
+    rows = seed[:, None] * 1000.0 + torch.arange(item.num_tokens)[:, None] + torch.arange(HIDDEN)[None]
+    return Encoded(rows, deepstack=torch.stack([rows, rows]), kept=torch.arange(item.num_tokens))
+
+
+@pytest.mark.parametrize("runs", [3, 100])
+@pytest.mark.parametrize("module", [None, Scaled], ids=["plain", "called"])
+def test_no_value_is_read_back_from_the_device(runs: int, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(monkeypatch)
+    guarded_steps(guard, quiet_rows, runs=runs, module=plain_table(module) if module else None)
+    assert guard.seen == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        lambda rows: rows[0, 0].item(),
+        lambda rows: rows.tolist(),
+        lambda rows: bool(rows.any()),
+        lambda rows: int(rows.sum()),
+        lambda rows: float(rows.sum()),
+        lambda rows: range(rows.long().abs().amax()),
+        lambda rows: rows.cpu(),
+        lambda rows: rows.numpy(),
+        lambda rows: rows[rows[:, 0] > 0],
+        lambda rows: torch.nonzero(rows),
+        lambda rows: torch.masked_select(rows, rows > 0),
+        lambda rows: torch.equal(rows, rows),
+        lambda rows: torch.where(rows > 0),
+        lambda rows: rows.unique(),
+    ],
+    ids=[
+        "item", "tolist", "bool", "int", "float", "index", "cpu", "numpy", "mask", "nonzero", "masked_select", "equal",
+        "where", "unique",
+    ],
+)  # fmt: skip
+def test_the_guard_notes_a_planted_read_back(
+    planted: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(item: MultimodalDataItem) -> Encoded:
+        encoded = quiet_rows(item)
+        planted(encoded.rows)
+        return encoded
+
+    guard = Guard(monkeypatch)
+    guarded_steps(guard, encode)
+    assert guard.seen != []
+
+
+# ------------------------------------------------------------------ models whose encoder part is separate
+
+
+def crossed(length: int, *spans: tuple[int, int]) -> MultimodalInputs:
+    return make_inputs(length, [make_item(index + 1, [span]) for index, span in enumerate(spans)])
+
+
+def test_the_separate_part_is_what_leads_the_prompt() -> None:
+    assert encoder_len(None) == 0
+    assert encoder_len(crossed(9)) == 0
+    assert encoder_len(crossed(9, (0, 3))) == 4
+    assert encoder_len(crossed(9, (4, 6), (0, 3))) == 7
+
+
+@pytest.mark.parametrize("spans", [[(1, 3)], [(0, 3), (5, 6)]], ids=str)
+def test_media_that_do_not_lead_the_prompt_are_refused(spans: Offsets) -> None:
+    with pytest.raises(SpanError, match="leads the prompt"):
+        encoder_len(crossed(9, *spans))
+
+
+def test_a_mixed_batch_is_stripped_of_its_encoder_parts() -> None:
+    """By hand: media not computed, computed just now, computed long ago, none at all, and one that stands still."""
+    inputs = [crossed(8, (0, 2), (3, 4)), crossed(8, (0, 2)), crossed(8, (0, 1)), None, crossed(8, (0, 3))]
+    batch = ForwardBatch(inputs, [0, 3, 5, 2, 0], [7, 2, 3, 2, 0])
+    ids = np.arange(100, 114)
+    before = ids.copy()
+    part = strip_encoder_part(ids, batch)
+    assert part.input_ids.tolist() == [105, 106, 107, 108, 109, 110, 111, 112, 113]
+    assert part.input_ids.dtype == np.int64
+    assert part.extend_prefix_lens == [0, 0, 3, 2, 0]
+    assert part.extend_seq_lens == [2, 2, 3, 2, 0]
+    assert part.encoder_lens == [5, 3, 2, 0, 4]
+    assert part.encoder_cached == [False, True, True, True, False]
+    part.input_ids[:] = 0
+    assert ids.tolist() == before.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 6)), max_size=5))
+def test_steps_that_cut_no_encoder_part_keep_exactly_the_text(rows: list[tuple[int, int, int]]) -> None:
+    """Each request: rows of its encoder part, text before the step (none while the part is not computed), text in it."""
+    inputs, prefixes, extends, expected, flat = [], [], [], [], 0
+    for media, done, text in rows:
+        inputs.append(crossed(20, (0, media - 1)) if media else None)
+        prefixes.append(media + done if done else 0)
+        extends.append(text if done else media + text)
+        expected += range(flat + (0 if done else media), flat + extends[-1])
+        flat += extends[-1]
+    part = strip_encoder_part(np.arange(flat), ForwardBatch(inputs, prefixes, extends))
+    assert part.input_ids.tolist() == expected
+    assert part.extend_prefix_lens == [done for _, done, _ in rows]
+    assert part.extend_seq_lens == [text for _, _, text in rows]
+    assert part.encoder_cached == [bool(done) or not media for media, done, _ in rows]
+
+
+@pytest.mark.parametrize(("prefix", "extend"), [(1, 7), (3, 5), (3, 0), (0, 3), (0, 1)])
+def test_a_cut_through_an_encoder_part_is_refused(prefix: int, extend: int) -> None:
+    batch = ForwardBatch([None, crossed(8, (0, 3))], [0, prefix], [2, extend])
+    with pytest.raises(SpanError, match="request 1: its encoder part has 4 tokens"):
+        strip_encoder_part(np.zeros(2 + extend, np.int64), batch)
+
+
+@pytest.mark.parametrize(
+    ("ids", "prefixes", "extends"), [(3, [0], [4]), (4, [0, 0], [4]), (4, [0], [4, 0]), (3, [-1], [3])], ids=str
+)
+def test_ids_and_lists_that_do_not_fit_are_a_usage_error(ids: int, prefixes: list[int], extends: list[int]) -> None:
+    with pytest.raises(UsageError):
+        strip_encoder_part(np.zeros(ids, np.int64), ForwardBatch([None], prefixes, extends))
+
+
+def test_rows_of_an_encoder_that_writes_into_one_buffer_stay_what_they_were() -> None:
+    buffer = torch.zeros(4, 8)
+
+    def encode(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        assert len(items) == 1
+        return [buffer.fill_(float(items[0].feature))]
+
+    table, cache = torch.nn.Embedding(10, 8), EmbeddingCache(1 << 20)
+    found = []
+    for value in (1, 2, 1):
+        item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 3)], feature=np.array(value))
+        item.set_identity(bytes([value]) * 32)
+        ids = np.zeros(4, dtype=np.int64)
+        inputs = MultimodalInputs(mm_items=[item], padded_input_ids=ids, token_modalities=ids)
+        step = embed_mm_inputs(
+            torch.zeros(4, dtype=torch.int64), ForwardBatch([inputs], [0], [4]), table, {Modality.IMAGE: encode}, cache
+        )
+        found.append(step.input_embeds[0, 0].item())
+    assert found == [1.0, 2.0, 1.0]
+
+
+def test_rows_that_another_model_holds_do_not_fit_this_one() -> None:
+    item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 3)], feature=np.array(0))
+    item.set_identity(b"i" * 32)
+    ids = np.zeros(4, dtype=np.int64)
+    inputs = MultimodalInputs(mm_items=[item], padded_input_ids=ids, token_modalities=ids)
+    for hidden in (64, 32, 64):
+        encoder = {Modality.IMAGE: lambda items, width=hidden: [torch.full((4, width), float(width)) for _ in items]}
+        batch = ForwardBatch([inputs], [0], [2])
+        step = embed_mm_inputs(torch.zeros(2, dtype=torch.int64), batch, torch.nn.Embedding(10, hidden), encoder)
+        assert step.failed == ()
+        assert (step.input_embeds == hidden).all()

@@ -99,7 +99,8 @@ def test_rows_that_fit_come_in_order_with_their_extras() -> None:
     assert [entry.rows.tolist() for entry in checked] == [part.tolist() for part in rows]
     assert checked[0].deepstack is None
     assert torch.equal(checked[1].deepstack, stack)
-    assert checked[1].kept is kept
+    assert torch.equal(checked[1].kept, kept)
+    assert checked[1].kept.data_ptr() != kept.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.errors import SpanError
-from mm_plugin.positions import extend_positions, mrope_positions, slice_positions
+from mm_plugin.positions import batch_positions, extend_positions, mrope_positions, slice_positions
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "qwen2vl_mrope.json").read_text())
 
@@ -136,3 +136,57 @@ def test_other_counts_of_times_are_refused(times: list[np.ndarray]) -> None:
 def test_positions_are_not_extended_to_less_than_the_prompt() -> None:
     with pytest.raises(SpanError, match="3 tokens are fewer than the prompt's 4"):
         extend_positions(np.zeros((3, 4), np.int64), 0, 3)
+
+
+# ------------------------------------------------------------------ batches
+
+
+@pytest.mark.case("4.4")
+@pytest.mark.case("4.6")
+@given(
+    st.lists(st.tuples(st.none() | layouts(), st.integers(0, 5), st.integers(0, 12), st.integers(0, 12)), max_size=5)
+)
+def test_positions_of_a_batch_equal_a_loop_over_its_tokens(batch: list[tuple[Layout | None, int, int, int]]) -> None:
+    tables: list[np.ndarray | None] = []
+    deltas: list[int | None] = []
+    prefixes, extends = [], []
+    expected: list[tuple[int, int, int]] = []
+    for layout, generated, prefix, extend in batch:
+        table, delta = (None, None) if layout is None else compute(layout)
+        tables.append(table)
+        deltas.append(delta)
+        slow = [] if layout is None else slow_positions(layout)
+        while len(slow) < prefix + extend + generated:  # generated tokens are text
+            base = max((max(position) for position in slow), default=-1) + 1
+            slow.append((base, base, base))
+        prefixes.append(prefix)
+        extends.append(extend)
+        expected += slow[prefix : prefix + extend]
+    ids = batch_positions(tables, deltas, prefixes, extends)
+    assert ids.dtype == np.int64
+    assert ids.shape == (3, sum(extends))
+    assert [tuple(column) for column in ids.T.tolist()] == expected
+
+
+@pytest.mark.case("4.4")
+def test_a_decode_step_by_hand() -> None:
+    # An image of 1 x 2 x 3 first: positions up to 2, six tokens; then text. A long image: 1 x 2 x 2 after one token.
+    first, second = mrope_positions([(0, 5)], [(1, 2, 3)], seq=6), mrope_positions([(1, 4)], [(1, 2, 2)], seq=7)
+    ids = batch_positions([first[0], None, second[0]], [first[1], None, second[1]], [6, 9, 8], [1, 1, 1])
+    # The first goes on from 3; text alone is at its index; the second stood at 0, 1..2, 3, 4 and has one token after that.
+    assert ids.tolist() == [[3, 9, 6]] * 3
+
+
+def test_a_batch_leaves_its_tables_alone() -> None:
+    table, delta = mrope_positions([(0, 3)], [(1, 2, 2)], seq=5)
+    before = table.copy()
+    batch_positions([table], [delta], [0], [5])[:] = -7
+    assert table.tolist() == before.tolist()
+    assert batch_positions([], [], [], []).shape == (3, 0)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 2), (1, 2, 1, 1), (0, 1, 1, 1), (1, 1, 2, 1)], ids=str)
+def test_lists_of_other_lengths_are_refused(lengths: tuple[int, int, int, int]) -> None:
+    tables, deltas, prefixes, extends = ([None] * lengths[0], [None] * lengths[1], [0] * lengths[2], [1] * lengths[3])
+    with pytest.raises(SpanError, match="one table, one delta"):
+        batch_positions(tables, deltas, prefixes, extends)

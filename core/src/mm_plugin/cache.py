@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import msgspec
 
 from mm_plugin.structs import Encoded
+
+logger = logging.getLogger("mm_plugin")
 
 
 class Stats(msgspec.Struct, kw_only=True):
@@ -23,6 +26,7 @@ class Stats(msgspec.Struct, kw_only=True):
         evictions: entries that went to make room.
         rejected: entries larger than the whole store.
         mismatches: entries that did not fit what was asked for, and were dropped.
+        errors: faults of a plugin's store.
         entries: entries there are now.
         pinned: entries of them that are in use now.
         bytes: bytes they take now.
@@ -34,6 +38,7 @@ class Stats(msgspec.Struct, kw_only=True):
     evictions: int = 0
     rejected: int = 0
     mismatches: int = 0
+    errors: int = 0
     entries: int = 0
     pinned: int = 0
     bytes: int = 0
@@ -174,6 +179,71 @@ class MemoryStore(Store):
         self.clear()
 
 
+class GuardedStore(Store):
+    """A plugin's store, of which a fault is a miss: counted, logged once, and no request's problem. Final.
+
+    Args:
+        inner: the plugin's.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._errors = 0
+
+    def _ask(self, method: str, otherwise: Any, *arguments: Any) -> Any:
+        try:
+            return getattr(self._inner, method)(*arguments)
+        except (Exception, SystemExit) as error:
+            with self._lock:
+                self._errors += 1
+                first = self._errors == 1
+            if first:
+                name = type(self._inner).__name__
+                logger.warning(
+                    "mm-plugin: store %s failed in %s (%s); it is a miss", name, method, type(error).__name__
+                )
+            return otherwise
+
+    def get(self, key: Hashable) -> Any | None:
+        """See `Store.get`."""
+        return self._ask("get", None, key)
+
+    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
+        """See `Store.put`."""
+        return bool(self._ask("put", False, key, value, num_bytes))
+
+    def delete(self, key: Hashable) -> None:
+        """See `Store.delete`."""
+        self._ask("delete", None, key)
+
+    def pin(self, key: Hashable) -> bool:
+        """See `Store.pin`."""
+        return bool(self._ask("pin", False, key))
+
+    def unpin(self, key: Hashable) -> None:
+        """See `Store.unpin`."""
+        self._ask("unpin", None, key)
+
+    def clear(self) -> None:
+        """See `Store.clear`."""
+        self._ask("clear", None)
+
+    def stats(self) -> Stats:
+        """See `Store.stats`; with the faults."""
+        told = self._ask("stats", None)
+        return msgspec.structs.replace(told if isinstance(told, Stats) else Stats(), errors=self._errors)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._ask("close", None)
+
+
+def guarded(store: Store) -> Store:
+    """The store, with its faults kept from requests unless it is the core's own."""
+    return store if isinstance(store, MemoryStore | GuardedStore) else GuardedStore(store)
+
+
 class ComputeCache:
     """A store whose missing entries are computed, each once however many ask at the same time. Final.
 
@@ -184,7 +254,7 @@ class ComputeCache:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store = guarded(store)
         self._lock = threading.Lock()
         self._flights: dict[Hashable, Future[Any]] = {}
         self._hits = self._misses = self._joins = 0
@@ -209,26 +279,32 @@ class ComputeCache:
             compute: makes it; runs in the calling thread.
             num_bytes: its size, bytes.
         """
-        with self._lock:
-            flight = self._flights.get(key)
-            if flight is None:
-                value = self.store.get(key)
-                if value is not None:
-                    self._hits += 1
-                    return value, True
-                self._misses += 1
-                own: Future[Any] = Future()
-                self._flights[key] = own
-            else:
+        while True:
+            with self._lock:
+                flight = self._flights.get(key)
+                if flight is None:
+                    value = self.store.get(key)
+                    if value is not None:
+                        self._hits += 1
+                        return value, True
+                    self._misses += 1
+                    own: Future[Any] = Future()
+                    self._flights[key] = own
+                    break
                 self._joins += 1
-        if flight is not None:
-            return flight.result(), True
+            try:
+                return flight.result(), True
+            except CancelledError:
+                continue  # who computed it was interrupted, which is nobody else's concern
         try:
             value = compute()
             self.store.put(key, value, num_bytes(value))
         except BaseException as error:
             self._land(key)
-            own.set_exception(error)
+            if isinstance(error, Exception):
+                own.set_exception(error)
+            else:
+                own.cancel()
             raise
         self._land(key)
         own.set_result(value)
@@ -253,7 +329,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, capacity_bytes: int, *, store: Store | None = None) -> None:
-        self.store = MemoryStore(capacity_bytes) if store is None else store
+        self.store = MemoryStore(capacity_bytes) if store is None else guarded(store)
         self._lock = threading.Lock()
         self._mismatches = self._joins = 0
 

@@ -173,9 +173,7 @@ def given_rows(item: MultimodalDataItem, *, hidden: int, dtype: Any, device: Any
     Raises:
         UsageError: they do not fit its span.
     """
-    import torch
-
-    rows = torch.as_tensor(item.precomputed_embeddings)
+    rows = as_tensor(item.precomputed_embeddings)
     if not rows.is_floating_point() or tuple(rows.shape) != (item.num_tokens, hidden):
         raise UsageError(
             f"precomputed embeddings are {list(rows.shape)} {rows.dtype}, the span takes [{item.num_tokens}, {hidden}]",
@@ -184,8 +182,19 @@ def given_rows(item: MultimodalDataItem, *, hidden: int, dtype: Any, device: Any
     return Encoded(rows.to(device=device, dtype=dtype))
 
 
+def as_tensor(value: Any) -> torch.Tensor:
+    """An array or tensor as a tensor; one that cannot be written (torch warns of those) as a copy."""
+    import numpy as np
+    import torch
+
+    return torch.as_tensor(value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value)
+
+
 def _own(rows: torch.Tensor, device: Any, dtype: Any) -> torch.Tensor:
     """The rows on a device, detached, in storage of their own."""
-    moved = rows.detach().to(device=device, dtype=dtype)
-    exact = moved.numel() * moved.element_size() == moved.untyped_storage().nbytes()
-    return moved if exact and moved.is_contiguous() else moved.contiguous().clone()
+    import torch
+
+    base = rows.detach() if rows.requires_grad else rows
+    moved = base.to(device=device, dtype=dtype)
+    # What was not copied on the way is the encoder's own buffer, which its next call may write into.
+    return moved.clone(memory_format=torch.contiguous_format) if moved is base else moved.contiguous()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from mm_plugin import EncoderError, Modality, ModelProcessor, Registry, UsageError
+from mm_plugin import Modality, ModelProcessor, Registry, UsageError
 from mm_plugin.encoder import Encoder
 from mm_plugin_qwen2vl.testing import byte_level_tokenizer, make_checkpoint, tiny_config
 
@@ -119,15 +119,33 @@ def test_the_language_model_is_not_needed_for_the_tower(
     assert torch.equal(rows(registry.load_encoder(folder), compact, image), rows(encoder, compact, image))
 
 
-def test_a_tower_that_lacks_a_tensor_is_refused_by_its_name(registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("missing", r"1 missing \(blocks\.1\.attn\.proj\.bias\)"),
+        ("unexpected", r"1 unexpected \(blocks\.2\.attn\.proj\.bias\)"),
+        ("shape", r"1 of another shape \(blocks\.1\.attn\.proj\.bias \[16\] .* \[32\]\)"),
+        ("no block", r"12 missing \(blocks\.1\.norm1\.weight, .*\)"),
+    ],
+)
+def test_a_tower_that_does_not_fit_its_config_is_refused_by_the_tensors_name(
+    registry: Registry, tmp_path: Path, fault: str, said: str
+) -> None:
     folder = make_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    del tensors["visual.blocks.1.attn.proj.bias"]
+    bias = tensors.pop("visual.blocks.1.attn.proj.bias")
+    if fault == "unexpected":
+        tensors |= {f"visual.blocks.{block}.attn.proj.bias": bias.clone() for block in (1, 2)}
+    elif fault == "shape":
+        tensors["visual.blocks.1.attn.proj.bias"] = bias[:16].clone()
+    elif fault == "no block":
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("visual.blocks.1.")}
     save_file(tensors, file)
-    with pytest.raises(EncoderError, match=r"blocks\.1\.attn\.proj\.bias") as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         registry.load_encoder(folder)
-    assert (caught.value.plugin, caught.value.distribution) == ("qwen2_vl", "mm-plugin-qwen2vl")
+    assert caught.value.argument == "checkpoint"
+    assert str(folder) in caught.value.message
 
 
 def test_a_broken_weights_file_is_refused(registry: Registry, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from mm_plugin import EncoderError, Modality, ModelProcessor, MultimodalDataItem, Registry
 from mm_plugin.encoder import Encoder
+from mm_plugin_qwen2vl.encoder import Qwen2VLEncoder
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 PART = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -141,6 +142,38 @@ def test_a_checkpoint_in_bfloat16_is_opened_as_it_is_or_as_asked(registry: Regis
     (asked,) = registry.load_encoder(folder, dtype=torch.float32).encode(Modality.IMAGE, items)
     assert (own.dtype, asked.dtype) == (torch.bfloat16, torch.float32)
     assert torch.allclose(own.float(), asked, atol=0.05)
+
+
+def test_a_tower_that_returns_a_plain_tensor_is_read_alike(
+    compact: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image]
+) -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch_embed, self.tower = model.model.visual.patch_embed, model.model.visual
+
+        def forward(self, patches: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.tower(patches, grid_thw=grid_thw).pooler_output
+            return rows
+
+    items = items_of(compact, [photo(0, 56, 84), photo(1, 84, 84)])
+    expected = encoder.encode(Modality.IMAGE, items)
+    for left, right in zip(Qwen2VLEncoder(Plain(), compact.options).get_image_feature(items), expected, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_opening_a_tower_draws_no_random_numbers_and_leaves_nothing_unfilled(
+    registry: Registry, checkpoint: Path, model: Any
+) -> None:
+    before = torch.random.get_rng_state()
+    tower = registry.load_encoder(checkpoint)._tower
+    assert torch.equal(torch.random.get_rng_state(), before)
+    expected = {**dict(model.model.visual.named_parameters()), **dict(model.model.visual.named_buffers())}
+    found = {**dict(tower.named_parameters()), **dict(tower.named_buffers())}
+    assert found.keys() == expected.keys()
+    assert any("inv_freq" in name for name in found)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_other_weights_have_another_version(

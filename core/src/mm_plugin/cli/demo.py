@@ -284,10 +284,10 @@ def _prepare_place(file: Path) -> None:
     """See that the picture can be written, before anything takes time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab"):
-            pass
     except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}", argument="picture") from error
+        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="picture") from error
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"{file} cannot be written", argument="picture")
 
 
 def _plain_png(data: bytes) -> bytes:

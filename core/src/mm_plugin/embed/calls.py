@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from mm_plugin.embed.staging import StagingBuffer
-from mm_plugin.encoder import Agree, Encoder, EncoderLike, checked_rows
+from mm_plugin.encoder import Agree, Encoder, EncoderLike, as_tensor, checked_rows
 from mm_plugin.errors import EncoderError, MMPluginError
 from mm_plugin.events import EncodeBatch, Observers
 from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
@@ -59,11 +59,13 @@ class EncoderCalls:
         Out of memory halves a call until one item remains; another failure is tried item by item, once.
         """
         gone = EncoderError("the item's feature was released before its rows were needed", **self.blame)
+        # Looked at once: a request may be aborted, and its features go, while a call runs.
+        there = [item.feature is not None for item in items]
         found: list[Encoded | MMPluginError] = []
-        for group in self._groups([item for item in items if item.feature is not None]):
+        for group in self._groups([item for item, has in zip(items, there, strict=True) if has]):
             found += self._attempt(modality, group)
         rest = iter(found)
-        return [gone if item.feature is None else next(rest) for item in items]
+        return [next(rest) if has else gone for has in there]
 
     def _groups(self, items: Sequence[MultimodalDataItem]) -> list[list[MultimodalDataItem]]:
         """Items in order, as many together as `max_tokens` allows."""
@@ -127,7 +129,7 @@ class EncoderCalls:
         """The items with their features on the encoder's device; the given ones keep their host copy."""
         if self._staging is None:
             return items
-        sent = self._staging.send([torch.as_tensor(item.feature) for item in items])
+        sent = self._staging.send([as_tensor(item.feature) for item in items])
         return [msgspec.structs.replace(item, feature=feature) for item, feature in zip(items, sent, strict=True)]
 
     def _failure(self, what: str, error: BaseException | None) -> EncoderError:

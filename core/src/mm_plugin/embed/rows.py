@@ -148,7 +148,9 @@ class Step:
         for key, places in wanted.items():
             if self._cache is not None and len(places) > 1:
                 self._cache.joined(len(places) - 1)
-            rows = held.get(self._row_key(key)) or self._cached(key)
+            rows = held.get(self._row_key(key))
+            if rows is None or not self._fits(rows):
+                rows = self._cached(key)
             if rows is not None:
                 self._rows.update(dict.fromkeys(places, rows))
             else:
@@ -175,6 +177,10 @@ class Step:
             )
             failure.__cause__ = error
             self._failed[place] = failure
+
+    def _fits(self, held: Encoded) -> bool:
+        """Whether held rows are as wide as, and lie where, this step's embeddings do: another model may have held them."""
+        return bool(held.rows.shape[1] == self._hidden and held.rows.device == self._out.device)
 
     def _row_key(self, key: ItemKey) -> ItemKey:
         """What rows are known by, held or cached: other weights or another dtype give other rows."""

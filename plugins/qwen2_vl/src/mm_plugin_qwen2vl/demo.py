@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,17 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import Qwen2VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging
 
 from mm_plugin import ModelProcessor, MultimodalDataItem
 from mm_plugin.testing import Demo, Reference, RowBoxes
 from mm_plugin_qwen2vl.testing import make_checkpoint
+
+try:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+except ModuleNotFoundError:
+    # The first versions of transformers 5 have the Pillow backend under the name that later is the torchvision one's.
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor as Qwen2VLImageProcessorPil
 
 
 class Qwen2VLDemo(Demo):
@@ -52,8 +58,11 @@ class Qwen2VLDemo(Demo):
         ids = torch.from_numpy(input_ids)[None]  # [1, N]
         marks = (ids == model.config.image_token_id).long()
         grids = prepared["image_grid_thw"]
+        # The first versions of transformers 5 find the images in the ids by themselves.
+        marked = "mm_token_type_ids" in inspect.signature(model.model.get_rope_index).parameters
+        types = {"mm_token_type_ids": marks} if marked else {}
         with torch.inference_mode():
-            positions, _ = model.model.get_rope_index(ids, mm_token_type_ids=marks, image_grid_thw=grids)
+            positions, _ = model.model.get_rope_index(ids, image_grid_thw=grids, **types)
             rows = torch.cat(model.get_image_features(prepared["pixel_values"], grids).pooler_output)
             embeds = model.get_input_embeddings()(ids)
             embeds = embeds.masked_scatter(marks.bool()[..., None], rows)
@@ -61,7 +70,7 @@ class Qwen2VLDemo(Demo):
                 input_ids=ids,
                 pixel_values=prepared["pixel_values"],
                 image_grid_thw=grids,
-                mm_token_type_ids=marks,
+                **types,
             ).logits
         return Reference(embeds[0], logits[0], positions[:, 0].numpy())
 

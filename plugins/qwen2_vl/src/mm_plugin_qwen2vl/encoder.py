@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem
+from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem, UsageError
 from mm_plugin.imaging import normalisation_table
 from mm_plugin_qwen2vl.processor import Qwen2VLOptions
 
@@ -36,15 +37,17 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, device: Any, dtype: Any) -> Qwen2VLEncoder:
-        """Build the tower from the checkpoint's vision tensors; the language model is never read."""
+        """Build the tower from the checkpoint's vision tensors; the language model is never read.
+
+        Raises:
+            UsageError: the checkpoint lacks a tensor of the tower, has one too many, or one of another shape.
+        """
         config = Qwen2VLConfig.from_dict(dict(checkpoint.config)).vision_config
-        with torch.device("meta"):
+        with torch.device(device), _EmptyOnMeta():
             tower = Qwen2VisionTransformerPretrainedModel(config)
         tensors = checkpoint.tensors(PREFIXES, device=device, dtype=dtype)
+        _check_tensors(tensors, tower.state_dict(), checkpoint)
         tower.load_state_dict(tensors, strict=True, assign=True)
-        # Its buffers are computed, not stored, so they are still on the meta device.
-        with torch.device(device):
-            tower.rotary_pos_emb = type(tower.rotary_pos_emb)(config)
         return cls(tower.eval().requires_grad_(False), Qwen2VLOptions.from_checkpoint(checkpoint, (Modality.IMAGE,)))
 
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
@@ -52,7 +55,8 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
         grids = torch.tensor([item.image_grid_thw[0].tolist() for item in items])  # [n_items, 3]
         patches = torch.cat([self._normalised(item.feature) for item in items])  # [n_patches, patch_dim]
         with torch.inference_mode():
-            rows = self._tower(patches, grid_thw=grids.to(self._device)).pooler_output  # [n_rows, hidden]
+            output = self._tower(patches, grid_thw=grids.to(self._device))
+        rows = output if isinstance(output, torch.Tensor) else output.pooler_output  # [n_rows, hidden]
         counts = (grids.prod(dim=1) // self._merge**2).tolist()
         return list(rows.split(counts))
 
@@ -63,3 +67,41 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
             return moved
         floats: torch.Tensor = self._levels[moved.long() + self._channel]  # [n_patches, 3, patch_area]
         return floats.unsqueeze(2).expand(-1, -1, self._temporal, -1).reshape(len(moved), -1)
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Inside it, what is allocated to be filled later takes no memory; what is computed is computed.
+
+    A tower's weights come from the checkpoint. Its rotary frequencies are stored nowhere and made in its constructor, in
+    another way in each version of transformers.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = dict(kwargs or {})
+        if func is torch.empty and keywords.get("device") is None:
+            keywords["device"] = "meta"
+        return func(*args, **keywords)
+
+
+def _check_tensors(
+    tensors: Mapping[str, torch.Tensor], tower: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+) -> None:
+    """Refuse tensors that are not exactly the tower's, by their first names."""
+    faults = {
+        "missing": [name for name in tower if name not in tensors],
+        "unexpected": [name for name in tensors if name not in tower],
+        "of another shape": [
+            f"{name} {list(tensors[name].shape)} where its config.json says {list(tower[name].shape)}"
+            for name in tower
+            if name in tensors and tensors[name].shape != tower[name].shape
+        ],
+    }
+    said = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
+    if said:
+        raise UsageError(
+            f"{checkpoint.folder}: its tensors under {' or '.join(PREFIXES)} are not those of its vision tower: "
+            f"{'; '.join(said)}",
+            argument="checkpoint",
+        )
