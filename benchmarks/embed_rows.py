@@ -94,7 +94,7 @@ def _step(work: str, hidden: int, bar: Bar) -> Row:
 
 
 def _growth() -> Row:
-    """One prompt of 32,768 tokens with 63 images, in 64 chunks that cut each, against whole: what each chunk costs beside its own tokens."""
+    """One prompt of 32,768 tokens with 63 images, in 64 chunks that cut each, against whole: the price of a chunk."""
     hidden, images, rows_of_one, chunk = 256, 63, 448, 512
     total = 32_768
     generator = torch.Generator().manual_seed(1)

@@ -49,7 +49,9 @@ def check_alone(core_wheel: Path, plugin: Path, wheel: Path, folder: Path) -> No
     """The plugin's own tests, against the two wheels and what they require, away from the source tree."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    pins = ROOT / "requirements-dev.txt"  # an environment of its own, of the versions that the tests are known to pass with
+    pins = (
+        ROOT / "requirements-dev.txt"
+    )  # an environment of its own, of the versions that the tests are known to pass with
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", pins)
     torch = next(
         line for line in (ROOT / "requirements-dev.txt").read_text().splitlines() if line.startswith("torch==")

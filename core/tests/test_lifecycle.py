@@ -394,10 +394,25 @@ def test_merging_leaves_both_turns_as_they_were() -> None:
         assert [item.offsets for item in turn.inputs.mm_items] == [[span] for span in spans]
 
 
-def test_a_turn_without_positions_does_not_follow_one_with() -> None:
-    with pytest.raises(UsageError, match="M-RoPE"):
-        merge(Turn([2], 1).inputs, make_inputs(3, []))
-    assert merge(make_inputs(2, []), make_inputs(3, [])).mrope_positions is None
+def test_a_turn_of_text_without_positions_goes_on_by_its_indices() -> None:
+    def turn(seq: int, positions: np.ndarray | None, delta: int | None) -> MultimodalInputs:
+        ids = np.zeros(seq, dtype=np.int64)
+        return MultimodalInputs(
+            mm_items=[],
+            padded_input_ids=ids,
+            token_modalities=ids,
+            mrope_positions=positions,
+            mrope_position_delta=delta,
+        )
+
+    with_table = turn(3, np.array([[0, 1, 1], [0, 1, 1], [0, 1, 2]]), 0)
+    merged = merge(with_table, turn(2, None, None), generated=[7])
+    assert merged.mrope_positions is not None
+    assert merged.mrope_positions[0].tolist() == [0, 1, 1, 3, 4, 5]
+    before = merge(turn(2, None, None), with_table)
+    assert before.mrope_positions is not None
+    assert before.mrope_positions[2].tolist() == [0, 1, 2, 3, 4]
+    assert merge(turn(2, None, None), turn(2, None, None)).mrope_positions is None
 
 
 @pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])

@@ -104,6 +104,8 @@ class RequestMedia:
         self._recipe = recipe
         self._given = [item.precomputed_embeddings is not None for item in inputs.mm_items]
         self._ended = False
+        self._lock = threading.RLock()  # an abort may come from another thread, at any stage
+        self._before: list[MultimodalInputs] = []
         inputs.retain_rows = retain == "rows"
 
     def advance(self, computed: int) -> None:
@@ -112,15 +114,16 @@ class RequestMedia:
         An item's feature may go when its last row lies before that, and there is another way to its rows. Rows that came with
         the request have no other way, and stay.
         """
-        self._check_open()
-        if self._retain == "feature":
-            return
-        held = {key[:3] for key in list(self.inputs.held_rows)}
-        for item, given in zip(self.inputs.mm_items, self._given, strict=True):
-            # Where the prefix came from another request's KV cache, no step had rows to keep.
-            way_back = self._retain == "recipe" or item_key(item) in held
-            if not given and way_back and item.offsets[-1][1] < computed:
-                item.feature = None
+        with self._lock:
+            self._check_open()
+            if self._retain == "feature":
+                return
+            held = {key[:3] for key in list(self.inputs.held_rows)}
+            for item, given in zip(self.inputs.mm_items, self._given, strict=True):
+                # Where the prefix came from another request's KV cache, no step had rows to keep.
+                way_back = self._retain == "recipe" or item_key(item) in held
+                if not given and way_back and item.offsets and item.offsets[-1][1] < computed:
+                    item.feature = None
 
     def retract(self, computed: int = 0) -> None:
         """Say that the KV cache keeps only the first `computed` tokens; features that are needed again come back.
@@ -130,15 +133,16 @@ class RequestMedia:
         Raises:
             UsageError: a recipe gave nothing.
         """
-        self._check_open()
-        for index, (item, given) in enumerate(zip(self.inputs.mm_items, self._given, strict=True)):
-            if given or item.feature is not None or item.offsets[-1][1] < computed:
-                continue
-            recipe, place = self._recipes[index]
-            if self._retain == "recipe" and recipe is not None:
-                item.feature = recipe(place)
-                if item.feature is None:
-                    raise UsageError(f"the recipe gave nothing for mm_items[{index}]", argument="recipe")
+        with self._lock:
+            self._check_open()
+            for index, (item, given) in enumerate(zip(self.inputs.mm_items, self._given, strict=True)):
+                if given or item.feature is not None or item.offsets[-1][1] < computed:
+                    continue
+                recipe, place = self._recipes[index]
+                if self._retain == "recipe" and recipe is not None:
+                    item.feature = recipe(place)
+                    if item.feature is None:
+                        raise UsageError(f"the recipe gave nothing for mm_items[{index}]", argument="recipe")
 
     def next_turn(self, inputs: MultimodalInputs, *, generated: Any = (), recipe: Recipe | None = None) -> None:
         """Go on with a session's next turn: its media follow those of the turns before.
@@ -149,23 +153,28 @@ class RequestMedia:
             recipe: makes the feature of one of its items anew, by the item's index in the turn; where None, the session's
                 recipe is asked, by the index in the session.
         """
-        self._check_open()
-        merged = merge(self.inputs, inputs, generated=generated)
-        merged.retain_rows = self._retain == "rows"
-        first = len(self._recipes)
-        self._recipes += [
-            (self._recipe, first + index) if recipe is None else (recipe, index)
-            for index in range(len(inputs.mm_items))
-        ]
-        self._given += [item.precomputed_embeddings is not None for item in inputs.mm_items]
-        self.inputs = merged
+        with self._lock:
+            self._check_open()
+            merged = merge(self.inputs, inputs, generated=generated)
+            merged.retain_rows = self._retain == "rows"
+            first = len(self._recipes)
+            self._recipes += [
+                (self._recipe, first + index) if recipe is None else (recipe, index)
+                for index in range(len(inputs.mm_items))
+            ]
+            self._given += [item.precomputed_embeddings is not None for item in inputs.mm_items]
+            self._before += [self.inputs, inputs]
+            self.inputs = merged
 
     def finish(self) -> None:
         """The request is done: features, rows and held rows go. Calling it twice is harmless."""
-        if not self._ended:
-            self._ended = self.inputs.ended = True
-            self.inputs.release_features()
-            self._forget(self)
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                for inputs in (*self._before, self.inputs):  # a step of an earlier turn may still be under way
+                    inputs.ended = True
+                    inputs.release_features()
+                self._forget(self)
 
     def abort(self) -> None:
         """The request is given up, at any stage; all that it kept goes."""
@@ -185,9 +194,6 @@ def merge(before: MultimodalInputs, after: MultimodalInputs, *, generated: Any =
         before: the session so far; left as it is.
         after: the new turn alone; left as it is.
         generated: ids that were generated in between.
-
-    Raises:
-        UsageError: one of them has M-RoPE positions and the other has not.
     """
     between = as_ids(generated, what="generated")
     shift = len(before.padded_input_ids) + len(between)
@@ -212,15 +218,21 @@ def merge(before: MultimodalInputs, after: MultimodalInputs, *, generated: Any =
 
 
 def _continued(before: MultimodalInputs, after: MultimodalInputs, shift: int) -> tuple[np.ndarray | None, int | None]:
-    left, right = before.mrope_positions, after.mrope_positions
-    if left is None and right is None:
+    if before.mrope_positions is None and after.mrope_positions is None:
         return None, None
-    if left is None or right is None or before.mrope_position_delta is None or after.mrope_position_delta is None:
-        raise UsageError("one turn has M-RoPE positions and the other has none", argument="after")
-    so_far = extend_positions(left, before.mrope_position_delta, shift)
-    first = shift + before.mrope_position_delta  # the position that comes next
+    (left, delta), (right, later) = _table(before), _table(after)
+    so_far = extend_positions(left, delta, shift)
+    first = shift + delta  # the position that comes next
     # What comes after both: `right.shape[1] + after's delta` positions on from `first`, less the index it stands at.
-    return np.concatenate([so_far, right + first], axis=1), before.mrope_position_delta + after.mrope_position_delta
+    return np.concatenate([so_far, right + first], axis=1), delta + later
+
+
+def _table(inputs: MultimodalInputs) -> tuple[np.ndarray, int]:
+    """A turn's positions; where it has none, as a turn of text alone may, they are its indices."""
+    if inputs.mrope_positions is None:
+        seq = len(inputs.padded_input_ids)
+        return np.broadcast_to(np.arange(seq, dtype=np.int64), (3, seq)), 0
+    return inputs.mrope_positions, inputs.mrope_position_delta or 0
 
 
 def _content(item: MultimodalDataItem) -> list[Any]:

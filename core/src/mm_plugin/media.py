@@ -106,6 +106,7 @@ class Source:
     def __init__(self, path: str, settings: Settings, *, data: bytes | None = None, value: Any = None) -> None:
         self.path, self._settings, self._data, self._value = path, settings, data, value
         self._image: Image.Image | None = None
+        self._orientation = 1
 
     def digest(self) -> bytes:
         """What tells this source from others: of the encoded bytes, or of the pixels where that is all there is.
@@ -119,7 +120,7 @@ class Source:
             return digest(frame(["pixels", feature_digest(self._value)]))
         with _decoding(self.path):
             image = self._open()
-            return digest(frame(["pil", image, _orientation(image)]))
+            return digest(frame(["pil", image, self._turn(image)]))
 
     def probe(self) -> Size:
         """The size after orientation, from the header.
@@ -162,7 +163,8 @@ class Source:
         if self._value is not None:
             with _lock_of(self._value):
                 self._value.load()
-            self._image = self._value
+                self._orientation = _orientation(self._value)
+                self._image = self._value.copy()  # as for arrays, see `open_image`
         else:
             image = Image.open(io.BytesIO(self._data or b""), formats=_FORMATS)
             # Before load(): the header alone may promise more pixels than the machine has memory.
@@ -173,8 +175,7 @@ class Source:
     def _turn(self, image: Image.Image) -> int:
         """The orientation by which pixels are turned, known without decoding any."""
         if self._value is not None:
-            with _lock_of(image):
-                return _orientation(image)
+            return self._orientation
         if image.format == "TIFF":
             return 1  # Pillow itself turns it: the size when it is opened, the pixels while they are loaded
         found = _orientation(image)
@@ -204,7 +205,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
                 reason="array",
             )
         check_pixels(path, value.shape[0], value.shape[1], settings)
-        return Source(path, settings, value=value)
+        # A copy, so that the pixels that are digested are those that are prepared, whatever the caller does meanwhile.
+        return Source(path, settings, value=value.copy())
     if isinstance(value, bytes | bytearray | memoryview):
         data = value if isinstance(value, bytes) else bytes(value)
     elif isinstance(value, str) and value[:5].lower() == "data:":

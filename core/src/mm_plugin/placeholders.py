@@ -6,7 +6,7 @@ model sampled is never taken for a medium.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -139,6 +139,40 @@ def match_expanded(ids: np.ndarray, replacements: Sequence[Replacement]) -> Expa
         spans.append((start, end))
         cursor = end
     return Expansion(ids.astype(np.int64, copy=True), offsets, spans)
+
+
+def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> list[int]:
+    """In which order replacements of several groups stand in expanded ids; within a group the order is known.
+
+    Args:
+        ids: [N] int64.
+        groups: replacements in order, a list for each group.
+
+    Returns:
+        The index of the group whose next replacement comes next, for each of all replacements.
+
+    Raises:
+        SpanError: no group's next replacement follows.
+    """
+    taken, order, cursor = [0] * len(groups), [], 0
+    for _ in range(sum(map(len, groups))):
+        found = []
+        for group, replacements in enumerate(groups):
+            if taken[group] < len(replacements):
+                wanted = replacements[taken[group]].ids
+                starts = np.flatnonzero(ids[cursor:] == wanted[0]) if len(wanted) else np.zeros(0, dtype=np.int64)
+                if starts.size:
+                    start = cursor + int(starts[0])
+                    # Where two begin alike, the one that stands there whole.
+                    whole = np.array_equal(ids[start : start + len(wanted)], wanted)
+                    found.append((start, not whole, group, len(wanted)))
+        if not found:
+            raise SpanError(f"after index {cursor} no further medium stands in the expanded ids")
+        start, _, group, length = min(found)
+        taken[group] += 1
+        order.append(group)
+        cursor = start + length
+    return order
 
 
 def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.ndarray:
@@ -290,7 +324,10 @@ def pad_input_ids(
     if all(item.offsets for item in items):
         return pad_by_offsets(ids, items)
     if spec.padding == "pairs":
-        return pad_token_pairs(ids, items, special_tokens.pairs)[0]
+        laid, begun = pad_token_pairs(ids, items, special_tokens.pairs)
+        if len(begun) != len(items):
+            raise SpanError(f"{len(begun)} spans between start and end tokens, {len(items)} items")
+        return laid
     if spec.padding == "runs":
         unknown = [item.modality.argument for item in items if item.modality not in special_tokens.placeholders]
         if unknown:
@@ -306,11 +343,12 @@ def pad_input_ids(
     return padded
 
 
-def apply_padded_input_ids(origin: MutableSequence[int] | np.ndarray, received: Any, inputs: MultimodalInputs) -> bool:
+def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs) -> bool:
     """Put a request's cache ids in the place of its model ids, where a scheduler keeps them.
 
     Args:
-        origin: the ids that the scheduler keeps; changed in place where all lengths agree, else left alone.
+        origin: the ids that the scheduler keeps: a list, an `array`, a numpy array or a torch tensor; changed in place where
+            all lengths agree, else left alone.
         received: the model ids that came with the request.
         inputs: the request's media, with `padded_input_ids`.
 
@@ -323,14 +361,15 @@ def apply_padded_input_ids(origin: MutableSequence[int] | np.ndarray, received: 
     padded = inputs.padded_input_ids
     if not len(origin) == len(received) == len(padded):
         return False
-    code = origin.dtype.char if isinstance(origin, np.ndarray) else getattr(origin, "typecode", None)
-    if code is not None and not (code in "lLqQ" and np.dtype(code).itemsize == 8):
-        raise UsageError(f"ids of type {code!r} cannot hold sentinels: use 64-bit integers", argument="origin")
-    origin[:] = padded if isinstance(origin, np.ndarray) else type(origin)(*_arguments(origin, padded))
+    kind = str(getattr(origin, "dtype", "")).removeprefix("torch.") or getattr(origin, "typecode", "q")
+    if kind not in ("int64", "uint64", "q", "Q", "l", "L") or getattr(origin, "itemsize", 8) != 8:
+        raise UsageError(f"ids of type {kind!r} cannot hold sentinels: use 64-bit integers", argument="origin")
+    if isinstance(origin, np.ndarray):
+        origin[:] = padded
+    elif hasattr(origin, "detach"):  # a torch tensor, without importing torch
+        origin[:] = origin.new_tensor(padded)
+    elif hasattr(origin, "typecode"):
+        origin[:] = type(origin)(origin.typecode, padded.tolist())
+    else:
+        origin[:] = padded.tolist()
     return True
-
-
-def _arguments(origin: Any, padded: np.ndarray) -> tuple[Any, ...]:
-    """What makes a sequence of the same kind: an `array` also wants its type code."""
-    code = getattr(origin, "typecode", None)
-    return (padded.tolist(),) if code is None else (code, padded.tolist())

@@ -112,6 +112,8 @@ def slice_positions(positions: np.ndarray, delta: int, prefix_len: int, extend_l
     Shape:
         returns [3, extend_len] int64, a new array.
     """
+    if prefix_len < 0 or extend_len < 0:
+        raise SpanError(f"a chunk from {prefix_len} of {extend_len} tokens")
     end = prefix_len + extend_len
     seq = positions.shape[1]
     inside = positions[:, prefix_len : min(end, seq)]
@@ -151,6 +153,8 @@ def batch_positions(
         if table is None:
             out[:, chunk] = np.arange(prefix, prefix + extend, dtype=np.int64)
         else:
-            out[:, chunk] = slice_positions(table, delta or 0, prefix, extend)
+            if delta is None:
+                raise SpanError("a table of positions comes with its delta")
+            out[:, chunk] = slice_positions(table, delta, prefix, extend)
         cursor += extend
     return out

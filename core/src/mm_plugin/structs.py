@@ -7,6 +7,7 @@ both ends, every other interval in this package is half-open.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -88,6 +89,8 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
     pad_values: PadValues | None = None
 
     def __post_init__(self) -> None:
+        if self.hash is not None:
+            self.hash %= 1 << 64
         if self.feature is not None and self.precomputed_embeddings is not None:
             raise UsageError(
                 "an item holds a feature or precomputed embeddings, not both", argument="precomputed_embeddings"
@@ -290,6 +293,10 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
     dropped: tuple[str, ...] = ()
 
 
+# Guards held rows: a request may be aborted in one thread while a step of it runs in another.
+HELD_LOCK = threading.Lock()
+
+
 class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
     """What a scheduler keeps of one request. Integers and items; no processor is needed to use it.
 
@@ -375,7 +382,8 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         for item in self.mm_items:
             item.feature = None
             item.precomputed_embeddings = None
-        self.held_rows.clear()
+        with HELD_LOCK:
+            self.held_rows.clear()
 
 
 class Encoded(msgspec.Struct, frozen=True, eq=False):

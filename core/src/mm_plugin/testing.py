@@ -268,7 +268,9 @@ def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
     return []
 
 
-def _try(processor: ModelProcessor, modality: Modality, medium: Any, options: Mapping[str, Any]) -> tuple[bytes, bytes]:
+def _try(
+    processor: ModelProcessor, modality: Modality, medium: Any, options: Mapping[str, Any]
+) -> tuple[bytes | None, bytes]:
     """Source key, and a digest of all that the plugin makes of a medium.
 
     It is made under a salt of its own: a cache that answers by a wrong key would hide what the option does.

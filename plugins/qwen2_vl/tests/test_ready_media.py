@@ -22,9 +22,11 @@ from mm_plugin import (
     PrecomputedRows,
     ProcessorOutput,
     Registry,
+    RequestError,
     UsageError,
     discover,
 )
+from mm_plugin.identity import feature_digest
 from mm_plugin.testing import embed_in_chunks, photographs
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
@@ -114,9 +116,16 @@ def _first(processor: ModelProcessor, raw: bytes) -> tuple[Any, Any]:
 
 def test_an_identity_of_the_callers_own_stands_for_rows(processor: ModelProcessor) -> None:
     fields = {"image_grid_thw": [[1, 2, 4]]}
-    made = [PrecomputedRows(np.full((2, 64), value, np.float32), fields, identity=b"i" * 32) for value in (0, 1)]
-    first, second = (processor.process(SLOT, [rows]).mm_items[0].identity for rows in made)
+    made = [PrecomputedRows(np.full((2, 64), value, np.float32), fields, identity=b"i" * 32) for value in (0, 0, 1)]
+    first, second = (processor.process(SLOT, [rows]).mm_items[0].identity for rows in made[:2])
     assert first == second
+    with pytest.raises(RequestError, match="must stand for one"):
+        processor.process(SLOT, [made[2]])
+    # A name that equals the digest of other rows is still another identity than theirs.
+    victim = np.ones((2, 64), np.float32)
+    forged = PrecomputedRows(np.zeros((2, 64), np.float32), fields, identity=feature_digest(victim))
+    honest = processor.process(SLOT, [PrecomputedRows(victim, fields)]).mm_items[0].identity
+    assert processor.process(SLOT, [forged]).mm_items[0].identity != honest
     other = processor.process(SLOT, [PrecomputedRows(np.zeros((2, 64), np.float32), fields)]).mm_items[0].identity
     assert other != first
     with pytest.raises(UsageError, match="32 bytes"):

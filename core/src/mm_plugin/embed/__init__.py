@@ -6,7 +6,6 @@ token is scanned, no mask is built, and nothing is read back from the device.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +85,8 @@ def embed_mm_inputs(
     with torch.no_grad():
         out = embed_text(input_ids, plan, input_embedding)
         owned = encoder if isinstance(encoder, Encoder) else None
+        if owned is not None and owned.collective and agree is None:
+            raise UsageError("a collective encoder needs agree, or its ranks would decide apart", argument="agree")
         heard = observers if observers is not None or owned is None else owned.observers
         calls = EncoderCalls(
             encoder,
@@ -105,8 +106,8 @@ def embed_mm_inputs(
             step.release()
 
 
-# One buffer for each encoder that lies on a GPU, gone with it.
-_STAGING: weakref.WeakKeyDictionary[Encoder, StagingBuffer] = weakref.WeakKeyDictionary()
+# One buffer for each GPU, as long as the process lives: memory is pinned once.
+_STAGING: dict[str, StagingBuffer] = {}
 
 
 def _staging_for(encoder: Encoder | None) -> StagingBuffer | None:
@@ -116,7 +117,7 @@ def _staging_for(encoder: Encoder | None) -> StagingBuffer | None:
         return None
     from mm_plugin.embed.staging import StagingBuffer
 
-    return _STAGING.setdefault(encoder, StagingBuffer(encoder.device))
+    return _STAGING.setdefault(str(torch.device(encoder.device)), StagingBuffer(encoder.device))
 
 
 def general_mm_embed_routine(
@@ -127,6 +128,8 @@ def general_mm_embed_routine(
     cache: EmbeddingCache | None = None,
     *,
     embeds_argument: str = "input_embeds",
+    deepstack_argument: str | None = None,
+    token_modalities_argument: str | None = None,
     embed_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Any, EmbedOutput]:
@@ -139,12 +142,41 @@ def general_mm_embed_routine(
         encoder: as for `embed_mm_inputs`.
         cache: as for `embed_mm_inputs`.
         embeds_argument: name of the argument that takes [total, hidden].
+        deepstack_argument: name of the argument that takes `EmbedOutput.deepstack`, for models that have such rows.
+        token_modalities_argument: name of the argument that takes [total] int64, 0 for text, for models that dispatch on it.
         embed_options: options of `embed_mm_inputs`.
         **kwargs: given to the language model as they are.
 
     Returns:
         What the language model returned, and what was embedded, with the items that failed.
+
+    Raises:
+        UsageError: as for `embed_mm_inputs`; or there are deepstack rows and no argument takes them.
     """
     table = language_model.get_input_embeddings()
     embedded = embed_mm_inputs(input_ids, batch, table, encoder, cache, **(embed_options or {}))
-    return language_model(**{embeds_argument: embedded.input_embeds}, **kwargs), embedded
+    given = {embeds_argument: embedded.input_embeds}
+    if deepstack_argument is not None:
+        given[deepstack_argument] = embedded.deepstack
+    elif embedded.deepstack is not None:
+        raise UsageError(
+            "the encoder gives deepstack rows: name the argument that takes them", argument="deepstack_argument"
+        )
+    if token_modalities_argument is not None:
+        given[token_modalities_argument] = _token_modalities(batch).to(embedded.input_embeds.device)
+    return language_model(**given, **kwargs), embedded
+
+
+def _token_modalities(batch: ForwardBatch) -> torch.Tensor:
+    """The marks of a step; what was generated is text."""
+    import numpy as np
+    import torch
+
+    marks = []
+    for inputs, prefix, extend in zip(batch.mm_inputs, batch.extend_prefix_lens, batch.extend_seq_lens, strict=True):
+        own = np.zeros(extend, dtype=np.int64)
+        if inputs is not None:
+            known = inputs.token_modalities[prefix : prefix + extend]
+            own[: len(known)] = known
+        marks.append(own)
+    return torch.from_numpy(np.concatenate(marks) if marks else np.zeros(0, dtype=np.int64))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from mm_plugin.encoder import Agree, Encoder, EncoderLike, as_tensor, checked_ro
 from mm_plugin.errors import EncoderError, MMPluginError
 from mm_plugin.events import EncodeBatch, Observers
 from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
+
+logger = logging.getLogger("mm_plugin")
 
 # Outcomes of a call, the worst last: what ranks tell one another.
 OK, OUT_OF_MEMORY, FAILED = 0, 1, 2
@@ -87,24 +92,28 @@ class EncoderCalls:
             rows = self._call(modality, items)
         except torch.OutOfMemoryError as error:
             outcome, failure = OUT_OF_MEMORY, self._failure("out of device memory", error)
-        except MMPluginError as error:
-            outcome, failure = FAILED, error
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             outcome, failure = FAILED, self._failure(f"{type(error).__name__}: {error}", error)
-        outcome = self._agree(outcome)
+        try:
+            outcome = self._agree(outcome)
+        except Exception as error:
+            outcome, failure = FAILED, self._failure(f"the ranks could not agree: {type(error).__name__}", error)
+            return [failure] * len(items)
         if outcome == OK:
             return list(rows)
         if len(items) == 1:
             return [failure if failure is not None else self._failure("another rank could not encode the item", None)]
+        del failure, rows  # what they keep alive may be the memory that was missing
         step = len(items) // 2 if outcome == OUT_OF_MEMORY else 1
         results: list[Encoded | MMPluginError] = []
+        items = tuple(items)
         for start in range(0, len(items), step):
             results += self._attempt(modality, items[start : start + step])
         return results
 
     def _call(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         began = time.perf_counter()
-        given = self._on_device(items)
+        given = list(self._on_device(items))  # the encoder's own list, with which it may do what it likes
         if isinstance(self._encoder, Encoder):
             result = self._encoder.encode(modality, given)
         elif modality in self._encoder:
@@ -132,7 +141,14 @@ class EncoderCalls:
         sent = self._staging.send([as_tensor(item.feature) for item in items])
         return [msgspec.structs.replace(item, feature=feature) for item, feature in zip(items, sent, strict=True)]
 
-    def _failure(self, what: str, error: BaseException | None) -> EncoderError:
+    def _failure(self, what: str, error: BaseException | None) -> MMPluginError:
+        """The fault without its frames, which would keep the encoder's tensors alive for as long as it is known."""
+        if error is not None:
+            logger.debug("mm-plugin: encoder failed", exc_info=error)
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        if isinstance(error, MMPluginError) and isinstance(getattr(error, "message", None), str):
+            return error  # it says already whose fault it was
         failure = EncoderError(f"the encoder failed: {what}", **self.blame)
         failure.__cause__ = error
         return failure

@@ -11,7 +11,7 @@ from mm_plugin.embed.plan import Piece, StepPlan
 from mm_plugin.encoder import given_rows
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
 from mm_plugin.events import ItemFailed, Observers
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+from mm_plugin.structs import HELD_LOCK, Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,10 @@ def embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torch
     text = torch.cat([input_ids[start:end] for start, end in runs]) if runs else input_ids[:0]
     limit = getattr(embedding, "num_embeddings", None)
     rows: torch.Tensor = embedding(text.clamp(0, limit - 1) if isinstance(limit, int) else text)
+    if rows.ndim != 2 or rows.shape[0] != text.numel():
+        raise UsageError(
+            f"the text embedding gave {list(rows.shape)} for {text.numel()} ids", argument="input_embedding"
+        )
     out = rows.new_empty((plan.total, rows.shape[-1]))
     cursor = 0
     for start, end in runs:
@@ -117,6 +121,7 @@ class Step:
     ) -> None:
         self._plan, self._batch, self._calls, self._cache, self._out = plan, batch, calls, cache, out
         self._hidden, self._version, self._observers = out.shape[1], version, observers
+        self._layers: int | None = None
         self._pinned: list[ItemKey] = []
         self._rows: dict[tuple[int, int], Encoded] = {}
         self._failed: dict[tuple[int, int], MMPluginError] = {}
@@ -138,12 +143,13 @@ class Step:
                 self._failed[place] = UsageError("the item has no identity", argument="identity")
             else:
                 wanted.setdefault(item_key(item), []).append(place)
-        held = {
-            key: rows
-            for inputs in self._batch.mm_inputs
-            if inputs is not None
-            for key, rows in inputs.held_rows.items()
-        }
+        with HELD_LOCK:
+            held = {
+                key: rows
+                for inputs in self._batch.mm_inputs
+                if inputs is not None
+                for key, rows in inputs.held_rows.items()
+            }
         misses: dict[Modality, list[ItemKey]] = {}
         for key, places in wanted.items():
             if self._cache is not None and len(places) > 1:
@@ -151,19 +157,33 @@ class Step:
             rows = held.get(self._row_key(key))
             if rows is None or not self._fits(rows):
                 rows = self._cached(key)
-            if rows is not None:
+            if rows is not None and self._same_layers(rows):
                 self._rows.update(dict.fromkeys(places, rows))
             else:
                 misses.setdefault(key[0], []).append(key)
         for modality, keys in misses.items():
-            items = [self._inputs(wanted[key][0][0]).mm_items[wanted[key][0][1]] for key in keys]
+            items = [self._snapshot(wanted[key]) for key in keys]
             for key, result in zip(keys, self._calls.encode(modality, items), strict=True):
-                if isinstance(result, Encoded):
+                if isinstance(result, Encoded) and not self._same_layers(result):
+                    told = f"deepstack rows of {len(result.deepstack)} layers, others of this step have {self._layers}"
+                    self._failed.update(dict.fromkeys(wanted[key], EncoderError(told, **self._calls.blame)))
+                elif isinstance(result, Encoded):
                     self._rows.update(dict.fromkeys(wanted[key], result))
                     if self._cache is not None and self._cache.put(self._row_key(key), result):
                         self._pin(key)
                 else:
                     self._failed.update(dict.fromkeys(wanted[key], result))
+
+    def _snapshot(self, places: Sequence[tuple[int, int]]) -> MultimodalDataItem:
+        """A copy of an item for the encoder, from a request that still has its feature; an abort cannot take it away."""
+        copies = [msgspec.structs.replace(self._inputs(request).mm_items[index]) for request, index in places]
+        return next((item for item in copies if item.feature is not None), copies[0])
+
+    def _same_layers(self, encoded: Encoded) -> bool:
+        """Whether deepstack rows have as many layers as the first of the step."""
+        if encoded.deepstack is not None and self._layers is None:
+            self._layers = len(encoded.deepstack)
+        return encoded.deepstack is None or len(encoded.deepstack) == self._layers
 
     def _take_given(self, place: tuple[int, int], item: MultimodalDataItem) -> None:
         try:
@@ -215,18 +235,9 @@ class Step:
     def write(self, *, check_finite: bool) -> EmbedOutput:
         """Copy rows into the output, and decide what each request still holds."""
         stacked: list[tuple[Any, Piece]] = []
-        layers = 0
         for piece in self._plan.pieces:
             end = piece.out_start + piece.rows_end - piece.rows_start
             encoded = self._rows.get((piece.request, piece.item))
-            if encoded is not None and encoded.deepstack is not None:
-                layers = layers or encoded.deepstack.shape[0]
-                if encoded.deepstack.shape[0] != layers:
-                    self._failed[piece.request, piece.item] = EncoderError(
-                        f"deepstack rows of {encoded.deepstack.shape[0]} layers, others of this step have {layers}",
-                        **self._calls.blame,
-                    )
-                    encoded = None
             if encoded is None:
                 self._out[piece.out_start : end].zero_()
                 continue
@@ -247,7 +258,8 @@ class Step:
         """Whether every row of every medium is finite: a flag on the device, which nobody waits for here."""
         import torch
 
-        flags = [torch.isfinite(rows.rows).all() for rows in {id(r): r for r in self._rows.values()}.values()]
+        parts = [part for rows in self._rows.values() for part in (rows.rows, rows.deepstack) if part is not None]
+        flags = [torch.isfinite(part).all() for part in {id(part): part for part in parts}.values()]
         return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool, device=self._out.device)
 
     def _hold(self) -> None:
@@ -261,9 +273,16 @@ class Step:
             encoded = self._rows.get(place) or inputs.held_rows.get(key)
             if encoded is not None and item.precomputed_embeddings is None:
                 keep.setdefault(place[0], {})[key] = encoded
+        with HELD_LOCK:
+            self._exchange(keep)
+
+    def _exchange(self, keep: Mapping[int, dict[ItemKey, Encoded]]) -> None:
+        met = {piece.request for piece in self._plan.pieces}
         # A request that ended while its step ran keeps nothing.
         requests = [
-            request for request in {piece.request for piece in self._plan.pieces} if not self._inputs(request).ended
+            request
+            for request, inputs in enumerate(self._batch.mm_inputs)
+            if inputs is not None and not inputs.ended and (inputs.held_rows or request in met)
         ]
         for request in requests:
             if not self._inputs(request).retain_rows:

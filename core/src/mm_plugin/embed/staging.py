@@ -15,7 +15,8 @@ class StagingBuffer:
     """Copies host tensors to one device, in pieces through a pinned buffer of fixed size. Final; safe to use from several threads.
 
     The buffer has two halves that take turns. A half is written again only when the copy out of it is done, which an event
-    tells: the host waits for that copy, never for the device's other work.
+    tells. The copy goes the way of the current stream, so on a busy one the host waits for the work before it; with two halves
+    that is the work before the copy before last.
 
     Args:
         device: where tensors go. On a device without pinned memory (the CPU) tensors are moved as they are.

@@ -4,9 +4,9 @@ The frame of a value is a one-byte tag, then what the tag says, every variable p
 
     N none | T true | F false | i int: sign byte, length, magnitude big-endian | f float: 8 bytes IEEE 754 big-endian
     s str: length, UTF-8 | b bytes: length, bytes | l list or tuple: count, frames | d mapping: count, (frame of key,
-    frame of value) sorted by the key's frame | e enum member: frame of [class name, name] | m msgspec struct: frame of
-    [class name, fields as a mapping] | a array or tensor: its `feature_digest`, 32 bytes | p PIL image: frame of [mode, width,
-    height, palette as RGBA bytes or None, transparency, BLAKE3 of its bytes]
+    frame of value) sorted by the key's frame | e enum member: frame of [class name, name, value] | m msgspec struct:
+    frame of [class name, fields as a mapping], class names with their modules | a array or tensor: its `feature_digest`,
+    32 bytes | p PIL image: frame of [mode, width, height, palette as RGBA bytes or None, transparency, BLAKE3 of its bytes]
 
 `FORMAT_VERSION` is part of every digest below and rises when any of this changes.
 """
@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from mm_plugin.errors import UsageError
+from mm_plugin.errors import PluginError, UsageError
 
 logger = logging.getLogger("mm_plugin")
 
@@ -78,7 +78,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
     elif isinstance(value, enum.Enum):
         # Before int and str: members of IntEnum are both.
         out.append(b"e")
-        _frame([type(value).__name__, value.name], out)
+        _frame([_type_name(value), value.name, value.value], out)
     elif isinstance(value, int):
         magnitude = abs(value)
         data = magnitude.to_bytes((magnitude.bit_length() + 7) // 8, "big")
@@ -89,6 +89,8 @@ def _frame(value: Any, out: list[bytes]) -> None:
         data = value.encode("utf-8", "surrogatepass")
         out.append(b"s" + _LENGTH.pack(len(data)) + data)
     elif isinstance(value, bytes | bytearray | memoryview):
+        if isinstance(value, memoryview) and (value.format != "B" or value.ndim != 1):
+            raise UsageError("a memoryview of anything but bytes has no identity", argument="value")
         data = bytes(value)
         out.append(b"b" + _LENGTH.pack(len(data)) + data)
     elif isinstance(value, list | tuple):
@@ -102,7 +104,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
             out.append(key + part)
     elif isinstance(value, msgspec.Struct):
         out.append(b"m")
-        _frame([type(value).__name__, msgspec.structs.asdict(value)], out)
+        _frame([_type_name(value), msgspec.structs.asdict(value)], out)
     elif _is_array(value):
         out.append(b"a" + feature_digest(value))
     elif _is_picture(value):
@@ -115,6 +117,10 @@ def _frame(value: Any, out: list[bytes]) -> None:
         _frame([value.mode, value.width, value.height, palette_bytes, transparency, digest(value.tobytes())], out)
     else:
         raise UsageError(f"a value of type {type(value).__name__} has no identity", argument="value")
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _is_array(value: Any) -> bool:
@@ -180,7 +186,7 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         # The long double has bytes of padding, which may hold anything.
-        if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
+        if array.dtype.kind not in "biufc" or array.dtype.char in "gG" or isinstance(value, np.ma.MaskedArray):
             raise UsageError(f"an array of dtype {array.dtype} has no identity", argument="feature")
         flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
         return array.dtype.name, list(np.shape(value)), flat.view(np.uint8)
@@ -188,8 +194,9 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
         raise UsageError(f"a value of type {type(value).__name__} is no array", argument="feature")
     import torch
 
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
-        raise UsageError("a sparse, quantised or meta tensor has no identity", argument="feature")
+    odd = value.is_nested or value.is_quantized or value.device.type == "meta"
+    if value.layout is not torch.strided or odd:
+        raise UsageError("a sparse, nested, quantised or meta tensor has no identity", argument="feature")
     # flatten before view: a tensor without dimensions cannot be viewed as bytes.
     tensor = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if tensor.stride(0) != 1:  # of one element or none, which count as contiguous and yet cannot be viewed
@@ -236,11 +243,13 @@ class Digests:
             32 bytes for each.
 
         Raises:
-            UsageError: the device's function gives wrong digests.
+            PluginError: the device's function fails, or gives wrong digests.
         """
         device = tensors[0].device
         function = self._function(device)
-        return function(tensors) if function is not None else [digest(tensor.cpu().numpy().data) for tensor in tensors]
+        if function is None:
+            return [digest(tensor.cpu().numpy().data) for tensor in tensors]
+        return _asked(function, tensors, device)
 
     def _function(self, device: Any) -> DigestFunction | None:
         kind = device.type
@@ -256,9 +265,9 @@ class Digests:
                     hint = "; pip install 'mm-plugin[gpu]'" if kind == "cuda" else ""
                     logger.warning("mm-plugin: nothing hashes on %s, tensors are copied to the CPU%s", kind, hint)
                 return None
-            if kind not in self._checked:
+            if str(device) not in self._checked:
                 _check(function, device)
-                self._checked.add(kind)
+                self._checked.add(str(device))
             return function
 
 
@@ -269,23 +278,29 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def _asked(function: DigestFunction, tensors: Sequence[Any], device: Any) -> list[bytes]:
+    """A plugin's digests, of the right number and kind; its fault is neither the request's nor another plugin's."""
+    try:
+        answers = list(function(tensors))
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"the digest for {device.type} failed: {type(error).__name__}: {error}") from error
+    if len(answers) != len(tensors) or not all(isinstance(found, bytes) and len(found) == 32 for found in answers):
+        raise PluginError(
+            f"the digest for {device.type} gave {len(answers)} answers for {len(tensors)} tensors; each must be 32 bytes"
+        )
+    return answers
+
+
 def _check(function: DigestFunction, device: Any) -> None:
     """Compare with the vectors of the BLAKE3 specification: byte i of an input is i modulo 251."""
     import torch
 
     vectors = test_vectors()["blake3"]
     inputs = [torch.arange(entry["length"]).remainder(251).to(torch.uint8).to(device) for entry in vectors]
-    answers = list(function(inputs))
-    if len(answers) != len(vectors):
-        raise UsageError(
-            f"the digest for {device.type} gave {len(answers)} answers for {len(vectors)} tensors", argument="digests"
-        )
-    for entry, found in zip(vectors, answers, strict=True):
-        if found != bytes.fromhex(entry["digest"]):
-            told = found.hex() if isinstance(found, bytes) else type(found).__name__
-            raise UsageError(
-                f"the digest for {device.type} is wrong for {entry['length']} bytes: {told}, not {entry['digest']}",
-                argument="digests",
+    for entry, found in zip(vectors, _asked(function, inputs, device), strict=True):
+        if found.hex() != entry["digest"]:
+            raise PluginError(
+                f"the digest for {device.type} is wrong for {entry['length']} bytes: {found.hex()}, not {entry['digest']}"
             )
 
 
@@ -385,6 +400,7 @@ def source_key(
     options: bytes,
     context: Any,
     *,
+    model: bytes = b"",
     salt: str | bytes | None = None,
 ) -> bytes:
     """What makes a repeated medium free: the key of the preprocess cache.
@@ -397,6 +413,8 @@ def source_key(
         options: 32 bytes, the digest of the frame of the modality's effective options: a mapping from name to value, after
             call, load, checkpoint and default are resolved.
         context: request-level facts that the item depends on.
+        model: 32 bytes, the digest of the frame of [config.json, {modality: placeholder id}, [[start id, end
+            id], ...]], on which fields and replacement depend.
         salt: separates tenants.
 
     Returns:
@@ -411,6 +429,7 @@ def source_key(
         source,
         options,
         context,
+        model,
         salt,
     ]
     return digest(frame(parts))

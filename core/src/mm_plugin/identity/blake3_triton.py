@@ -9,6 +9,7 @@ Source: BLAKE3 specification, version 20211102, sections 2.1 to 2.5.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -275,6 +276,12 @@ def digest_buffers(buffers: Sequence[torch.Tensor]) -> list[bytes]:
     if not buffers:
         return []
     device = buffers[0].device
+    # Triton launches on the current device, which need not be the one where the buffers lie.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return _digest_buffers(buffers, device)
+
+
+def _digest_buffers(buffers: Sequence[torch.Tensor], device: torch.device) -> list[bytes]:
     sizes = np.array([buffer.numel() * buffer.element_size() for buffer in buffers], dtype=np.int64)
     addresses = np.array([buffer.data_ptr() for buffer in buffers], dtype=np.int64)
     counts = np.maximum(1, -(-sizes // CHUNK))  # an empty buffer has one chunk of no bytes

@@ -30,9 +30,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what is of no such kind, or what cannot go together."""
         if self.salt is not None and not isinstance(self.salt, str | bytes):
             raise UsageError(f"salt must be text or bytes, not {type(self.salt).__name__}", argument="salt")
-        if self.max_prompt_tokens is not None and type(self.max_prompt_tokens) is not int:
+        wrong = type(self.max_prompt_tokens) is not int or self.max_prompt_tokens < 0
+        if self.max_prompt_tokens is not None and wrong:
             raise UsageError(
-                f"max_prompt_tokens must be a whole number, not {type(self.max_prompt_tokens).__name__}",
+                f"max_prompt_tokens must be a whole number from 0 on, not {self.max_prompt_tokens!r}",
                 argument="max_prompt_tokens",
             )
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):

@@ -253,7 +253,9 @@ class ModelProcessor(ABC):
                 self._pipeline.end(request)
             found = item.prepared
             assert found is not None
-            return PreparedItem(item.key, found.identity, found.fields, found.replacement, found.feature, item.cached)
+            return PreparedItem(
+                item.key or None, found.identity, found.fields, found.replacement, found.feature, item.cached
+            )
 
     @property
     @final

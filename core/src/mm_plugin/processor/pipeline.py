@@ -45,7 +45,16 @@ from mm_plugin.identity import (
     source_key,
 )
 from mm_plugin.media import Size, Source, open_image
-from mm_plugin.placeholders import Expansion, Replacement, Slot, expand, mark_modalities, match_expanded, pad_by_offsets
+from mm_plugin.placeholders import (
+    Expansion,
+    Replacement,
+    Slot,
+    expand,
+    mark_modalities,
+    match_expanded,
+    order_expanded,
+    pad_by_offsets,
+)
 from mm_plugin.processor.arguments import Arguments, align_hashes, in_order
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt import PromptReader
@@ -120,16 +129,16 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it keeps alive."""
-        held = [self.feature, self.replacement.ids, self.replacement.takes_row, *self.fields.values()]
-        return sum(int(getattr(part, "nbytes", 64)) for part in held if part is not None)
+        """Bytes that it keeps alive, by the storage that is really held."""
+        parts = (self.feature, self.rows, self.replacement.ids, self.replacement.takes_row, *self.fields.values())
+        return sum(map(_storage_bytes, parts))
 
 
 class PreparedItem(msgspec.Struct, frozen=True, eq=False):
     """One medium by itself, as a request would get it.
 
     Attributes:
-        source_key: 32 bytes, the key of the preprocess cache.
+        source_key: 32 bytes, the key of the preprocess cache; None for a medium that came prepared.
         identity: 32 bytes.
         fields: the model fields.
         replacement: the tokens that stand for it.
@@ -137,7 +146,7 @@ class PreparedItem(msgspec.Struct, frozen=True, eq=False):
         cached: whether it was prepared before.
     """
 
-    source_key: bytes
+    source_key: bytes | None
     identity: bytes
     fields: Fields
     replacement: Replacement
@@ -243,11 +252,20 @@ class Pipeline:
         declared = getattr(type(model), "Options", None)
         self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.blame)
         self.special_tokens = self._special_tokens()
-        vocabulary = max(len(checkpoint.tokenizer), _vocabulary_size(self.config))
+        known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
+        vocabulary = max(known, _vocabulary_size(self.config))
         check_vocabulary(vocabulary)
         self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary)
         # Fields and replacements depend on these too, and every model of a registry keeps its items in one cache.
-        self._model_digest = digest(frame([dict(self.config), self.special_tokens]))
+        self._model_digest = digest(
+            frame(
+                [
+                    dict(self.config),
+                    {int(modality): token for modality, token in self.special_tokens.placeholders.items()},
+                    self.special_tokens.pairs,
+                ]
+            )
+        )
         self._positions = spec.load("positions")
         bindings = runtime.bindings
         self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
@@ -276,7 +294,7 @@ class Pipeline:
                 value=total,
             )
         if arguments.expanded:
-            order = self._order_of_expanded(read.ids, counts)
+            order = [modality for modality, count in counts.items() for _ in range(count)]
         else:
             order = [modality for _, modality in read.slots]
             for modality in Modality:
@@ -310,28 +328,6 @@ class Pipeline:
             arguments=arguments,
         )
 
-    def _order_of_expanded(self, ids: np.ndarray, counts: Mapping[Modality, int]) -> list[Modality]:
-        """In which order media of several kinds stand in expanded ids: by the first row of each run, where a kind has one token.
-
-        Media of one kind follow one another as they were given, whatever their tokens look like.
-        """
-        if len(counts) <= 1:
-            return [modality for modality, count in counts.items() for _ in range(count)]
-        starts: list[tuple[int, Modality]] = []
-        for modality, count in counts.items():
-            token = self.special_tokens.placeholders[modality]
-            runs = Replacement(ids, ids == token).runs()
-            if len(runs) != count:
-                raise PlaceholderError(
-                    f"the expanded prompt holds {len(runs)} runs of {self.spec.placeholders[modality]}, "
-                    f"{count} {modality.argument} were given",
-                    path=modality.argument,
-                    expected=len(runs),
-                    found=count,
-                )
-            starts += [(start, modality) for start, _ in runs]
-        return [modality for _, modality in sorted(starts)]
-
     def _ignore(self, what: str, why: str) -> None:
         """Tell that a caller's hash is not used; the log has the first of its kind alone."""
         self._observers.emit(Fallback(what=what, used="a computed identity", why=why))
@@ -363,8 +359,8 @@ class Pipeline:
         with self._identified("context has"):
             item.key = source_key(
                 self.spec.name, self.spec.output_version, item.modality, content,
-                digest(request.effective[item.modality] + self._model_digest), request.context,
-                salt=request.arguments.salt,
+                request.effective[item.modality], request.context,
+                model=self._model_digest, salt=request.arguments.salt,
             )  # fmt: skip
         # Pinned first: what is found stays until the request has ended.
         self._pin(request, item)
@@ -469,17 +465,19 @@ class Pipeline:
         own = value.identity if isinstance(value, PrecomputedRows) else None
         if own is not None and (not isinstance(own, bytes) or len(own) != 32):
             raise UsageError(f"{item.path}: an identity of rows has 32 bytes", argument="identity")
+        ready = made.feature if made.rows is None else made.rows
         kind = (
             MultimodalInputFormat.PROCESSOR_OUTPUT if made.rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
         )
         try:
-            content = (
-                own
-                if own is not None
-                else feature_digest(made.feature if made.rows is None else made.rows, self._digests)
-            )
+            content = feature_digest(ready, self._digests)
         except UsageError as error:
             raise MediaError(f"{item.path}: {error.message}", path=item.path, reason="fields") from error
+        if own is not None:
+            # Its own kind of digest, so that it can meet no computed one; what it stood for is remembered like a caller's hash.
+            named = digest(frame(["caller-rows", own, request.arguments.salt]))
+            self._bind([(("rows", self.spec.name, self._model_digest, named), content, item.path)])
+            content = named
         identity = item_identity(
             self.spec.name, self.spec.output_version, item.modality, kind.value,
             content, made.fields, salt=request.arguments.salt,
@@ -606,17 +604,6 @@ class Pipeline:
             self._pin(request, item)
         item.source = None  # the file's bytes are not needed any more
         item.seconds += time.perf_counter() - began
-        self._observers.emit(
-            ItemKeyed(
-                plugin=self.spec.name,
-                path=item.path,
-                modality=item.modality.name.lower(),
-                identity=item.prepared.identity.hex(),
-                num_tokens=item.prepared.replacement.num_rows,
-                cached=item.cached,
-                elapsed_ms=round(item.seconds * 1e3, 3),
-            )
-        )
 
     def _compute(self, request: Request, item: Item) -> Prepared:
         assert item.source is not None
@@ -637,9 +624,11 @@ class Pipeline:
 
     def finish(self, request: Request) -> MultimodalProcessorOutput:
         """Expansion with recorded spans, sentinels, marks and positions."""
-        prepared = [item.prepared for item in request.items if item.prepared is not None]
-        replacements = [part.replacement for part in prepared]
         try:
+            if request.arguments.expanded:
+                self._sort_expanded(request)
+            prepared = [item.prepared for item in request.items if item.prepared is not None]
+            replacements = [part.replacement for part in prepared]
             if request.arguments.expanded:
                 expansion = match_expanded(request.ids, replacements)
                 self._check_surplus(expansion)
@@ -657,12 +646,15 @@ class Pipeline:
                 precomputed_embeddings=part.rows,
                 model_specific_data=dict(part.fields),
             )
-            self._identify(request, entry, item, part.identity)
             items.append(item)
         seq = len(expansion.ids)
         positions = delta = None
         if self._positions is not None:
             positions, delta = self._checked_positions(items, seq)
+        bindings = [self._identify(request, *entry) for entry in zip(request.items, prepared, items, strict=True)]
+        self._bind([binding for binding in bindings if binding is not None])
+        for entry, item in zip(request.items, items, strict=True):
+            self._tell(entry, item)
         return MultimodalProcessorOutput(
             input_ids=expansion.ids,
             padded_input_ids=pad_by_offsets(expansion.ids, items),
@@ -673,6 +665,16 @@ class Pipeline:
             mrope_position_delta=delta,
             dropped=tuple(request.dropped),
         )
+
+    def _sort_expanded(self, request: Request) -> None:
+        """Bring media of several kinds into the order in which they stand in expanded ids."""
+        kinds: dict[Modality, list[Item]] = {}
+        for item in request.items:
+            kinds.setdefault(item.modality, []).append(item)
+        if len(kinds) > 1:
+            groups = [[item.prepared.replacement for item in items if item.prepared] for items in kinds.values()]
+            queues = [iter(items) for items in kinds.values()]
+            request.items = [next(queues[group]) for group in order_expanded(request.ids, groups)]
 
     def _check_surplus(self, expansion: Expansion) -> None:
         """Expanded ids hold no placeholder but those that stand for the media that came."""
@@ -688,32 +690,53 @@ class Pipeline:
                     found=found,
                 )
 
-    def _identify(self, request: Request, entry: Item, item: MultimodalDataItem, natural: bytes) -> None:
-        """Give an item its identity: the natural one, or that of the caller's hash, which must not stand for anything else."""
+    def _identify(
+        self, request: Request, entry: Item, part: Prepared, item: MultimodalDataItem
+    ) -> tuple[Any, bytes, str] | None:
+        """Give an item its identity: the natural one, or that of the caller's hash, with what that must stand for."""
         value, arguments = entry.caller_hash, request.arguments
         if value is None:
-            item.set_identity(natural)
-            return
-        bound: Any
+            item.set_identity(part.identity)
+            return None
+        # Two models may know one medium by one hash.
+        who = (self.spec.name, self.spec.output_version, self._model_digest)
         if arguments.mm_hash_scope == "raw":
             item.set_hash(value)
-            bound = ("raw", item.hash)
-        else:
-            bound = caller_identity(
-                self.spec.name, self.spec.output_version, item.modality, value,
-                request.effective[item.modality], request.context, salt=arguments.salt,
-            )  # fmt: skip
-            item.set_identity(bound)
+            return ("raw", *who, item.hash), part.identity, entry.path
+        identity = caller_identity(
+            self.spec.name, self.spec.output_version, item.modality, value,
+            request.effective[item.modality], request.context, salt=arguments.salt,
+        )  # fmt: skip
+        item.set_identity(identity)
+        return ("fingerprinted", *who, identity), part.identity, entry.path
+
+    def _bind(self, bindings: Sequence[tuple[Any, bytes, str]]) -> None:
+        """Remember what each of a caller's names stands for, all of a request's or none."""
         with _BINDING:
-            known = self._bindings.get(bound)
-            if known is None:
-                self._bindings.put(bound, natural, 1)
-        if known not in (None, natural):
-            raise RequestError(
-                f"{entry.path}: its hash in mm_hashes stood for another medium before, or for this one prepared in another way; "
-                "a hash must stand for one",
+            said: dict[Any, bytes] = {}
+            for name, content, path in bindings:
+                if said.setdefault(name, self._bindings.get(name) or content) != content:
+                    raise RequestError(
+                        f"{path}: the hash or identity given for it stood for another medium before, or for this one "
+                        "prepared in another way; it must stand for one",
+                        path=path,
+                    )
+            for name, content in said.items():
+                self._bindings.put(name, content, 1)
+
+    def _tell(self, entry: Item, item: MultimodalDataItem) -> None:
+        known = item.identity.hex() if item.identity is not None else f"{item.hash:016x}"
+        self._observers.emit(
+            ItemKeyed(
+                plugin=self.spec.name,
                 path=entry.path,
+                modality=item.modality.name.lower(),
+                identity=known,
+                num_tokens=item.num_tokens,
+                cached=entry.cached,
+                elapsed_ms=round(entry.seconds * 1e3, 3),
             )
+        )
 
     def _checked_positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray, int]:
         """What the spec's function gives, if it is what a language model can read."""
@@ -824,23 +847,44 @@ class Pipeline:
         )
 
 
-def _vocabulary_size(config: Mapping[str, Any]) -> int:
-    """Rows of the embedding table, padding included, as far as the config says."""
-    text = config.get("text_config")
-    sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
-    return max((size for size in sizes if isinstance(size, int)), default=0)
+def _vocabulary_size(config: Any) -> int:
+    """Rows of the largest embedding table that a config tells of, padding included, however deep it stands."""
+    if isinstance(config, list | tuple):
+        return max(map(_vocabulary_size, config), default=0)
+    if not isinstance(config, Mapping):
+        return 0
+    own = [config.get(name) for name in ("vocab_size", "padded_vocab_size")]
+    return max([0, *(size for size in own if isinstance(size, int)), *map(_vocabulary_size, config.values())])
 
 
 def _detached(feature: Any, pixels: np.ndarray) -> Any:
     """The feature in memory of its own: the pixels may be the caller's array, which can change afterwards."""
     if isinstance(feature, np.ndarray):
-        return feature.copy() if np.may_share_memory(feature, pixels) else feature
+        shared = np.may_share_memory(feature, pixels) or _storage_bytes(feature) > 2 * feature.nbytes
+        return feature.copy() if shared else feature
     torch = sys.modules.get("torch")  # who returned a tensor has imported torch
     if torch is not None and isinstance(feature, torch.Tensor) and feature.device.type == "cpu":
         storage, first = feature.untyped_storage(), pixels.ctypes.data
         if storage.data_ptr() < first + pixels.nbytes and first < storage.data_ptr() + storage.nbytes():
             return feature.clone()
     return feature
+
+
+def _storage_bytes(value: Any) -> int:
+    """Bytes behind a value: of the whole array or storage that a view keeps alive."""
+    if value is None:
+        return 0
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return int(value.nbytes)
+    if hasattr(value, "untyped_storage"):
+        return int(value.untyped_storage().nbytes())
+    if isinstance(value, Mapping):
+        return 64 + sum(_storage_bytes(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return 64 + sum(map(_storage_bytes, value))
+    return 64 + (len(value) if isinstance(value, str | bytes) else 0)
 
 
 def _frozen(value: Any) -> Any:
