@@ -289,3 +289,26 @@ def test_positions_are_not_guessed() -> None:
     for prefix, extend in ((-1, 2), (0, -2)):
         with pytest.raises(SpanError):
             slice_positions(table, 0, prefix, extend)
+
+
+def test_rows_that_a_request_holds_are_found_by_one_in_another_step() -> None:
+    calls: list[int] = []
+
+    def counting(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        calls.append(len(items))
+        return encode(items)
+
+    table, cache = torch.nn.Embedding(10, HIDDEN), EmbeddingCache(1)  # too small for any rows
+    first, second = request(item(1)), request(item(1))
+    for inputs, extend in ((first, 2), (second, 8), (first, 8)):
+        embed_mm_inputs(
+            torch.zeros(extend, dtype=torch.int64),
+            ForwardBatch([inputs], [0], [extend]),
+            table,
+            {Modality.IMAGE: counting},
+            cache,
+        )
+    assert calls == [1]
+    gc.collect()
+    step([request(item(1))], {Modality.IMAGE: counting}, cache)
+    assert calls == [1, 1]  # nobody held them any more

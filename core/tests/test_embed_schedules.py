@@ -156,7 +156,10 @@ class Encoders:
 
 
 def cached_keys(cache: EmbeddingCache | None) -> set[Identity]:
-    return set() if cache is None else {key[:3] for key in cache.store._entries}  # type: ignore[attr-defined]
+    """What the cache has, or remembers because a request of another step holds it."""
+    if cache is None:
+        return set()
+    return {key[:3] for key in [*cache.store._entries, *cache._held]}  # type: ignore[attr-defined]
 
 
 def take_step(

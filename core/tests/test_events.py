@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mm_plugin import events
-from mm_plugin.events import EncodeBatch, Event, Fallback, ItemFailed, ItemKeyed, Observers
+from mm_plugin.events import EncodeBatch, Event, Fallback, ItemFailed, ItemKeyed, Observers, ReadBack
 
 FALLBACK = Fallback(what="A", used="b", why="c")
 EVENTS = [
@@ -21,6 +21,7 @@ EVENTS = [
     ItemKeyed(
         plugin="p", path="images[0]", modality="image", identity="ab", num_tokens=4, cached=False, elapsed_ms=0.5
     ),
+    ReadBack(what="rows per frame"),
 ]
 
 

@@ -229,3 +229,60 @@ def test_kept_indices_that_do_not_fit_the_rows_fail_the_item(kept: Any) -> None:
         torch.zeros(6, dtype=torch.int64), ForwardBatch([inputs], [0], [6]), torch.nn.Embedding(5, HIDDEN), encode
     )
     assert [(failure.request, failure.item) for failure in out.failed] == [(0, 0)]
+
+
+def test_a_pruned_span_has_its_place_in_the_prompt_and_its_positions_on_the_device() -> None:
+    from mm_plugin.embed import embed_mm_inputs
+    from mm_plugin.embed.pruning import place_kept_positions
+    from mm_plugin.positions import batch_positions, mrope_positions
+    from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+
+    grid, kept = (4, 2, 3), torch.tensor([0, 1, 2, 3, 4, 5, 8, 13, 22])
+    full, full_delta = mrope_positions([(2, 25)], [grid], seq=30)
+    table, delta = mrope_positions([(2, 2 + len(kept) - 1)], [grid], seq=30 - 24 + len(kept), pruned=[True])
+    # The kept columns of the whole video's positions, and text before and after as if nothing were missing.
+    expected = np.concatenate([full[:, :2], full[:, 2:26][:, kept.numpy()], full[:, 26:]], axis=1)
+    assert full_delta - delta == len(kept) - 24
+    item = MultimodalDataItem(modality=Modality.VIDEO, offsets=[(2, 2 + len(kept) - 1)], feature=np.zeros(1))
+    item.set_identity(b"v" * 32)
+    seq = table.shape[1]
+    inputs = MultimodalInputs(
+        mm_items=[item],
+        padded_input_ids=np.zeros(seq, np.int64),
+        token_modalities=np.zeros(seq, np.int64),
+        mrope_positions=table,
+        mrope_position_delta=delta,
+    )
+    encoder = {Modality.VIDEO: lambda items: [Encoded(torch.zeros(len(kept), 4), kept=kept) for _ in items]}
+    for size in (1, 4, 7, seq):
+        columns = []
+        for start in range(0, seq, size):
+            extend = min(size, seq - start)
+            batch = ForwardBatch([None, inputs], [5, start], [2, extend])
+            ids = torch.zeros(2 + extend, dtype=torch.int64)
+            out = embed_mm_inputs(ids, batch, torch.nn.Embedding(3, 4), encoder)
+            step = batch_positions([None, table], [None, delta], [5, start], [2, extend])
+            positions = torch.from_numpy(step)
+            place_kept_positions(positions, batch, out.kept, lambda _: grid)
+            assert positions[:, :2].tolist() == [[5, 6]] * 3  # the other request's are left alone
+            columns.append(positions[:, 2:])
+        assert np.array_equal(torch.cat(columns, dim=1).numpy(), expected)
+
+
+def test_a_pruned_span_is_shorter_than_its_grid_and_others_are_not() -> None:
+    from mm_plugin.errors import SpanError
+    from mm_plugin.positions import mrope_positions
+
+    for spans, pruned in (([(0, 7)], [False]), ([(0, 24)], [True]), ([(0, 7)], None), ([(0, 7)], [True, True])):
+        with pytest.raises(SpanError):
+            mrope_positions(spans, [(4, 2, 3)], seq=30, pruned=pruned)
+
+
+def test_rows_of_each_frame_are_read_back_and_told() -> None:
+    from mm_plugin.embed.pruning import rows_per_frame
+    from mm_plugin.events import Observers, ReadBack
+
+    heard: list[object] = []
+    counts = rows_per_frame(torch.tensor([0, 1, 5, 8, 22]), (4, 2, 3), Observers([heard.append]))
+    assert counts == [3, 1, 0, 1]
+    assert [type(event) for event in heard] == [ReadBack]

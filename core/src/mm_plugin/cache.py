@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
@@ -331,6 +332,8 @@ class EmbeddingCache:
     def __init__(self, capacity_bytes: int, *, store: Store | None = None) -> None:
         self.store = MemoryStore(capacity_bytes) if store is None else guarded(store)
         self._own = isinstance(self.store, MemoryStore)
+        # Rows that were put and that somebody still holds, though the store may have let them go.
+        self._held: weakref.WeakValueDictionary[Hashable, Encoded] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._mismatches = self._joins = 0
 
@@ -346,21 +349,14 @@ class EmbeddingCache:
         """
         found = self.store.get(key)
         if found is None:
-            return None
+            held = self._held.get(key)
+            return held if held is not None and _facts(held) == (num_tokens, hidden, dtype, device) else None
         # Facts are read once, when rows are put: asking a tensor for its shape takes longer than finding it.
         facts = (num_tokens, hidden, dtype, device)
         if self._own and type(found) is tuple and found[1:] == facts:
             return found[0]  # type: ignore[no-any-return]
         # A plugin's store is not believed: its rows are looked at themselves.
-        rows = (
-            found[0].rows
-            if not self._own and type(found) is tuple and found and isinstance(found[0], Encoded)
-            else None
-        )
-        if (
-            rows is not None
-            and (*getattr(rows, "shape", ()), getattr(rows, "dtype", 0), getattr(rows, "device", 0)) == facts
-        ):
+        if not self._own and type(found) is tuple and found and _facts(found[0]) == facts:
             return found[0]  # type: ignore[no-any-return]
         with self._lock:
             self._mismatches += 1
@@ -372,7 +368,8 @@ class EmbeddingCache:
         rows = encoded.rows
         parts = (part for part in (rows, encoded.deepstack, encoded.kept) if part is not None)
         size = sum(part.untyped_storage().nbytes() for part in parts)
-        return self.store.put(key, (encoded, *rows.shape, rows.dtype, rows.device), size)
+        self._held[key] = encoded
+        return self.store.put(key, (encoded, *_facts(encoded)), size)
 
     def joined(self, count: int) -> None:
         """Count items of one step that share the rows of another."""
@@ -381,6 +378,7 @@ class EmbeddingCache:
 
     def invalidate(self) -> None:
         """Drop all rows: the weights changed."""
+        self._held.clear()
         self.store.clear()
 
     def stats(self) -> Stats:
@@ -390,3 +388,10 @@ class EmbeddingCache:
         return msgspec.structs.replace(
             told, hits=told.hits - wrong, misses=told.misses + wrong, mismatches=wrong, joins=self._joins
         )
+
+
+def _facts(encoded: Any) -> tuple[Any, ...]:
+    """What rows must fit in: rows, width, dtype, device; nothing where it is no rows."""
+    rows = encoded.rows if isinstance(encoded, Encoded) else None
+    shape = getattr(rows, "shape", None)
+    return () if rows is None or shape is None or len(shape) != 2 else (*shape, rows.dtype, rows.device)

@@ -167,8 +167,22 @@ def checked_rows(
     return checked
 
 
-def given_rows(item: MultimodalDataItem, *, hidden: int, dtype: Any, device: Any) -> Encoded:
+def given_rows(
+    item: MultimodalDataItem,
+    *,
+    hidden: int,
+    dtype: Any,
+    device: Any,
+    send: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Encoded:
     """The rows that came with an item.
+
+    Args:
+        item: with `precomputed_embeddings`.
+        hidden: width that they must have.
+        dtype: torch dtype to which they are brought.
+        device: torch device to which they are brought.
+        send: brings a host tensor to the device first; they go directly where None.
 
     Raises:
         UsageError: they do not fit its span.
@@ -179,7 +193,8 @@ def given_rows(item: MultimodalDataItem, *, hidden: int, dtype: Any, device: Any
             f"precomputed embeddings are {list(rows.shape)} {rows.dtype}, the span takes [{item.num_tokens}, {hidden}]",
             argument="precomputed_embeddings",
         )
-    return Encoded(rows.to(device=device, dtype=dtype))
+    sent = rows if send is None else send(rows)
+    return Encoded(sent.to(device=device, dtype=dtype))
 
 
 def as_tensor(value: Any) -> torch.Tensor:

@@ -53,6 +53,12 @@ class Fallback(Event, frozen=True, kw_only=True):
     why: str
 
 
+class ReadBack(Event, frozen=True, kw_only=True):
+    """Something was read back from the device, for which the host waited."""
+
+    what: str
+
+
 Observer = Callable[[Event], None]
 
 

@@ -15,6 +15,7 @@ def mrope_positions(
     *,
     seq: int,
     times: Sequence[np.ndarray | None] | None = None,
+    pruned: Sequence[bool] | None = None,
 ) -> tuple[np.ndarray, int]:
     """Three position ids per token: (t, h, w) inside a vision span, three equal values on text.
 
@@ -24,6 +25,8 @@ def mrope_positions(
         spans: (start, end) of each vision item, inclusive, in the expanded prompt; in prompt order.
         grids: merged tokens per item along (t, h, w).
         seq: length of the expanded prompt, tokens.
+        pruned: per item, whether only some of its t * h * w rows were kept. Which, only the device knows: the columns of its span
+            hold the position at which it starts, for `mm_plugin.embed.pruning.place_kept_positions` to write over.
         times: per item None, or its [t] time indices counted from the item's start, in positions; 0, 1, 2, ... where None.
 
     Shape:
@@ -35,13 +38,15 @@ def mrope_positions(
 
     Source: Qwen2-VL, arXiv:2409.12191, section 2.1.
     """
-    if len(spans) != len(grids) or (times is not None and len(times) != len(spans)):
+    optional = [part for part in (times, pruned) if part is not None]
+    if len(spans) != len(grids) or any(len(part) != len(spans) for part in optional):
         raise SpanError(f"{len(spans)} spans, {len(grids)} grids")
     cursor = total = 0
     for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
         if start < cursor or last >= seq:
             raise SpanError(f"span {index} ({start}, {last}) overlaps the one before or leaves the {seq} tokens")
-        if min(t, h, w) < 1 or last + 1 - start != t * h * w:
+        tokens, some = last + 1 - start, pruned is not None and pruned[index]
+        if min(t, h, w) < 1 or (tokens != t * h * w and not (some and 0 < tokens < t * h * w)):
             raise SpanError(f"span {index} has {last + 1 - start} tokens, its grid {t} x {h} x {w} has {t * h * w}")
         total += start - cursor + _advance(index, t, h, w, times)
         cursor = last + 1
@@ -54,6 +59,11 @@ def mrope_positions(
         ids[:, cursor:start] = steps[free : free + text]
         free += text
         given = None if times is None else times[index]
+        if pruned is not None and pruned[index]:
+            ids[:, start:end] = free
+            free += _advance(index, t, h, w, times)
+            cursor = end
+            continue
         span = ids[:, start:end].reshape(3, t, h, w)
         span[0] = (steps[free : free + t] if given is None else free + np.asarray(given))[:, None, None]
         span[1] = steps[free : free + h, None]

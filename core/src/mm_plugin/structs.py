@@ -386,7 +386,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
             self.held_rows.clear()
 
 
-class Encoded(msgspec.Struct, frozen=True, eq=False):
+class Encoded(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """What an encoder returns for one item.
 
     Attributes:

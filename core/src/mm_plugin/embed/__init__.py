@@ -63,7 +63,7 @@ def embed_mm_inputs(
         cache: keeps rows across requests.
         max_encode_tokens: most rows of one encoder call; a step that needs more makes several calls.
         agree: for collective encoders, takes this rank's outcome of a call (0 done, 1 out of memory, 2 failed) and returns the
-            worst of all ranks, so that all decide alike.
+            worst of all ranks, so that all decide alike. Ranks run the same steps over equal requests and equal caches.
         check_finite: put a flag into the output that says, on the device, whether all rows of media are finite.
         observers: hear of every encoder call; the encoder's own where None.
 
@@ -95,7 +95,7 @@ def embed_mm_inputs(
             device=out.device,
             max_tokens=max_encode_tokens,
             agree=agree,
-            staging=_staging_for(owned),
+            staging=_staging_for(owned.device if owned is not None and owned.device is not None else out.device),
             observers=heard,
         )
         step = Step(plan, batch, calls, owned.version if owned is not None else "", cache, out, heard)
@@ -110,14 +110,15 @@ def embed_mm_inputs(
 _STAGING: dict[str, StagingBuffer] = {}
 
 
-def _staging_for(encoder: Encoder | None) -> StagingBuffer | None:
+def _staging_for(device: Any) -> StagingBuffer | None:
     import torch
 
-    if encoder is None or encoder.device is None or torch.device(encoder.device).type != "cuda":
+    place = torch.device(device)
+    if place.type != "cuda":
         return None
     from mm_plugin.embed.staging import StagingBuffer
 
-    return _STAGING.setdefault(str(torch.device(encoder.device)), StagingBuffer(encoder.device))
+    return _STAGING.setdefault(str(place), StagingBuffer(place))
 
 
 def general_mm_embed_routine(

@@ -72,6 +72,10 @@ class EncoderCalls:
         rest = iter(found)
         return [next(rest) if has else gone for has in there]
 
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor on the device, by the same way as features."""
+        return tensor if self._staging is None else self._staging.send([tensor])[0]
+
     def _groups(self, items: Sequence[MultimodalDataItem]) -> list[list[MultimodalDataItem]]:
         """Items in order, as many together as `max_tokens` allows."""
         groups: list[list[MultimodalDataItem]] = []

@@ -1,14 +1,20 @@
 """Pruned video: which rows are kept is decided on the device and stays there; how many is the host's arithmetic.
 
-`mm_plugin.imaging.retained_video_tokens` gives the count, which is the item's span; an encoder calls `prune_video` and returns
-`Encoded(rows, kept=kept)`.
+`mm_plugin.imaging.retained_video_tokens` gives the count, which is the item's span, and the rate is a field of the item, so part of
+its identity. `mrope_positions(pruned=...)` lays out the prompt; an encoder calls `prune_video` and returns
+`Encoded(rows, kept=kept)`; `place_kept_positions` completes the positions of a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
+from mm_plugin.embed.plan import plan_step
 from mm_plugin.errors import SpanError
+from mm_plugin.events import Observers, ReadBack
+from mm_plugin.structs import ForwardBatch, MultimodalDataItem
 
 
 def prune_video(rows: torch.Tensor, grid: tuple[int, int, int], total: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,3 +62,44 @@ def kept_positions(kept: torch.Tensor, grid: tuple[int, int, int], *, first: int
     inside = kept - frame * (h * w)
     row = torch.div(inside, w, rounding_mode="floor")
     return torch.stack([frame, row, inside - row * w]) + first
+
+
+def place_kept_positions(
+    positions: torch.Tensor,
+    batch: ForwardBatch,
+    kept: Mapping[tuple[int, int], torch.Tensor],
+    grid_of: Callable[[MultimodalDataItem], tuple[int, int, int]],
+) -> None:
+    """Write the positions of kept rows into those of a step, on the device.
+
+    Args:
+        positions: [3, total] int64 of the step, on the device of `kept`; changed in place. The columns of a pruned span hold
+            the position at which it starts, as `mrope_positions(pruned=...)` leaves them.
+        batch: what the step extends.
+        kept: `EmbedOutput.kept`.
+        grid_of: merged tokens of an item along (t, h, w).
+    """
+    for piece in plan_step(batch).pieces:
+        indices = kept.get((piece.request, piece.item))
+        inputs = batch.mm_inputs[piece.request]
+        if indices is not None and inputs is not None:
+            grid = grid_of(inputs.mm_items[piece.item])
+            columns = slice(piece.out_start, piece.out_start + piece.rows_end - piece.rows_start)
+            positions[:, columns] += kept_positions(indices[piece.rows_start : piece.rows_end], grid, first=0)
+
+
+def rows_per_frame(kept: torch.Tensor, grid: tuple[int, int, int], observers: Observers | None = None) -> list[int]:
+    """How many rows of each frame were kept, for models that write a timestamp before each frame.
+
+    It reads back from the device, the one place that does; each time is told as an event.
+
+    Args:
+        kept: [n] int64 indices into the t * h * w rows.
+        grid: merged tokens along (t, h, w).
+        observers: hear of the read-back.
+    """
+    t, h, w = grid
+    if observers is not None:
+        observers.emit(ReadBack(what="rows per frame of a pruned video"))
+    counts: list[int] = torch.bincount(torch.div(kept, h * w, rounding_mode="floor"), minlength=t).tolist()
+    return counts

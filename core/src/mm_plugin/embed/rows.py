@@ -187,7 +187,9 @@ class Step:
 
     def _take_given(self, place: tuple[int, int], item: MultimodalDataItem) -> None:
         try:
-            self._rows[place] = given_rows(item, hidden=self._hidden, dtype=self._out.dtype, device=self._out.device)
+            self._rows[place] = given_rows(
+                item, hidden=self._hidden, dtype=self._out.dtype, device=self._out.device, send=self._calls.send
+            )
         except MMPluginError as error:
             self._failed[place] = error
         except Exception as error:
