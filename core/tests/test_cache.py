@@ -577,3 +577,19 @@ def test_an_interrupted_computation_is_begun_anew_by_who_waited() -> None:
     runner.join(10)
     waiter.join(10)
     assert found == [("mine", False)]
+
+
+def test_what_is_held_is_remembered_and_what_is_gone_is_forgotten() -> None:
+    cache = EmbeddingCache(0)
+    fits = {"num_tokens": 1, "hidden": 2, "dtype": torch.float32, "device": torch.device("cpu")}
+    held = Encoded(torch.zeros(1, 2))
+    assert cache.put("held", held) is False
+    assert cache.get("held", **fits) is held
+    assert cache.get("held", **(fits | {"hidden": 3})) is None
+    for index in range(10_000):
+        cache.put(index, Encoded(torch.zeros(1, 2)))
+    assert cache.get(5, **fits) is None
+    assert len(cache._held) < 5_000
+    assert cache.get("held", **fits) is held
+    cache.invalidate()
+    assert cache.get("held", **fits) is None

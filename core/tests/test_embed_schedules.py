@@ -159,7 +159,9 @@ def cached_keys(cache: EmbeddingCache | None) -> set[Identity]:
     """What the cache has, or remembers because a request of another step holds it."""
     if cache is None:
         return set()
-    return {key[:3] for key in [*cache.store._entries, *cache._held]}  # type: ignore[attr-defined]
+    return {
+        key[:3] for key in [*cache.store._entries, *(key for key, held in cache._held.items() if held() is not None)]
+    }  # type: ignore[attr-defined]
 
 
 def take_step(

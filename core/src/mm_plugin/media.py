@@ -164,7 +164,7 @@ class Source:
             with _lock_of(self._value):
                 self._value.load()
                 self._orientation = _orientation(self._value)
-                self._image = self._value.copy()  # as for arrays, see `open_image`
+            self._image = self._value
         else:
             image = Image.open(io.BytesIO(self._data or b""), formats=_FORMATS)
             # Before load(): the header alone may promise more pixels than the machine has memory.
@@ -187,6 +187,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
 
     Args:
         value: encoded bytes, a path below `media_root`, a `data:` URL, a PIL image, or a numpy array [height, width, 3] uint8.
+            An array is copied; a PIL image is not, and must not be changed while its request is under way.
         path: where it stands in the request, for messages.
         settings: limits.
 
