@@ -127,6 +127,8 @@ class MemoryStore(Store):
     def _make_room(self, num_bytes: int) -> bool:
         """Evict the oldest entries that nobody uses; nothing where even that would not do."""
         free = self.capacity_bytes - self._stats.bytes
+        if free >= num_bytes:
+            return True
         victims = []
         for key, (_, size) in self._entries.items():
             if free >= num_bytes:
@@ -371,9 +373,10 @@ class EmbeddingCache:
 
     def put(self, key: Hashable, encoded: Encoded) -> bool:
         """Keep rows; False where they are larger than the whole cache."""
-        rows = encoded.rows
-        parts = (part for part in (rows, encoded.deepstack, encoded.kept) if part is not None)
-        size = sum(part.untyped_storage().nbytes() for part in parts)
+        size = encoded.rows.untyped_storage().nbytes()
+        for extra in (encoded.deepstack, encoded.kept):
+            if extra is not None:
+                size += extra.untyped_storage().nbytes()
         self._held[key] = weakref.ref(encoded)
         if len(self._held) > self._sweep_at:
             self._sweep()
