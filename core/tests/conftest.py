@@ -191,3 +191,25 @@ def fresh() -> Callable[..., Any]:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture
+def events() -> list[Any]:
+    """Where a test's observer puts what it hears."""
+    return []
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The path of every medium that is decoded while the test runs."""
+    from mm_plugin.media import Medium, Source
+
+    seen: list[str] = []
+    original = Source.decode
+
+    def decode(self: Source, **arguments: Any) -> Medium:
+        seen.append(self.path)
+        return original(self, **arguments)
+
+    monkeypatch.setattr(Source, "decode", decode)
+    return seen

@@ -591,5 +591,6 @@ def test_what_is_held_is_remembered_and_what_is_gone_is_forgotten() -> None:
     assert cache.get(5, **fits) is None
     assert len(cache._held) < 5_000
     assert cache.get("held", **fits) is held
+    assert (cache.stats().hits, cache.stats().misses) == (2, 2)  # of another width, and of rows that are gone
     cache.invalidate()
     assert cache.get("held", **fits) is None

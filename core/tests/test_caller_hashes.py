@@ -86,11 +86,6 @@ Open = Callable[..., ModelProcessor]
 
 
 @pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
 def executor() -> Iterator[Executor]:
     with ThreadPoolExecutor(4) as found:
         yield found

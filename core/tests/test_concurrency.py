@@ -85,11 +85,6 @@ def executor() -> Iterator[Executor]:
 
 
 @pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
 def open_busy(executor: Executor, events: list[Event]) -> Open:
     def make(cls: type[ModelProcessor] = Processor, cache_bytes: int = 1 << 24) -> ModelProcessor:
         runtime = Runtime(

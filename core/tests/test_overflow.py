@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import LimitError, UsageError
 from mm_plugin.events import Event, Fallback, Observers
-from mm_plugin.media import Medium, Size, Source
+from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, ModelProcessor, Runtime
 from mm_plugin.settings import Settings
@@ -102,25 +102,6 @@ Open = Callable[..., ModelProcessor]
 def executor() -> Iterator[Executor]:
     with ThreadPoolExecutor(4) as found:
         yield found
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The path of every medium that is decoded."""
-    seen: list[str] = []
-    original = Source.decode
-
-    def decode(self: Source, **arguments: Any) -> Medium:
-        seen.append(self.path)
-        return original(self, **arguments)
-
-    monkeypatch.setattr(Source, "decode", decode)
-    return seen
 
 
 def opened(

@@ -34,7 +34,7 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.events import Event, ItemKeyed, Observers
-from mm_plugin.media import Medium, Size, Source
+from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement, mark_modalities, pad_by_offsets
 from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
 from mm_plugin.settings import Settings
@@ -130,11 +130,6 @@ def executor() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
 def open_tiny(executor: Executor, events: list[Event]) -> Open:
     """Opens `Tiny` or what is derived from it; a cache of `cache_bytes`."""
 
@@ -159,20 +154,6 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
         return cls(spec, opened, runtime, options)
 
     return make
-
-
-@pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The path of every medium that is decoded."""
-    seen: list[str] = []
-    original = Source.decode
-
-    def decode(self: Source, **arguments: Any) -> Medium:
-        seen.append(self.path)
-        return original(self, **arguments)
-
-    monkeypatch.setattr(Source, "decode", decode)
-    return seen
 
 
 def picture(seed: int = 0, height: int = 6, width: int = 9) -> np.ndarray:

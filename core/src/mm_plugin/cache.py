@@ -342,7 +342,7 @@ class EmbeddingCache:
         self._held: dict[Hashable, weakref.ref[Encoded]] = {}
         self._sweep_at = _FIRST_SWEEP
         self._lock = threading.Lock()
-        self._mismatches = self._joins = 0
+        self._mismatches = self._joins = self._rescued = 0
 
     def get(self, key: Hashable, *, num_tokens: int, hidden: int, dtype: Any, device: Any) -> Encoded | None:
         """Rows that fit, or None. Rows that do not fit what is asked for are dropped, counted, and a miss.
@@ -354,22 +354,30 @@ class EmbeddingCache:
             dtype: torch dtype that they must have.
             device: torch device on which they must lie.
         """
+        facts = (num_tokens, hidden, dtype, device)
         found = self.store.get(key)
         if found is None:
-            known = self._held.get(key)
-            held = None if known is None else known()
-            return held if held is not None and _facts(held) == (num_tokens, hidden, dtype, device) else None
-        # Facts are read once, when rows are put: asking a tensor for its shape takes longer than finding it.
-        facts = (num_tokens, hidden, dtype, device)
-        if self._own and type(found) is tuple and found[1:] == facts:
-            return found[0]  # type: ignore[no-any-return]
-        # A plugin's store is not believed: its rows are looked at themselves.
-        if not self._own and type(found) is tuple and found and _facts(found[0]) == facts:
-            return found[0]  # type: ignore[no-any-return]
+            return self._remembered(key, facts)
+        if type(found) is tuple and found:
+            # The core's own store keeps the facts that were read when rows were put: asking a tensor for its shape takes longer
+            # than finding it. A plugin's store is not believed: its rows are looked at themselves.
+            known = found[1:] if self._own else _facts(found[0])
+            if known == facts:
+                return found[0]  # type: ignore[no-any-return]
         with self._lock:
             self._mismatches += 1
         self.store.delete(key)
         return None
+
+    def _remembered(self, key: Hashable, facts: tuple[Any, ...]) -> Encoded | None:
+        """Rows that the store let go and somebody still holds, if they fit; the store has counted a miss for this hit."""
+        reference = self._held.get(key)
+        held = None if reference is None else reference()
+        if held is None or _facts(held) != facts:
+            return None
+        with self._lock:
+            self._rescued += 1
+        return held
 
     def put(self, key: Hashable, encoded: Encoded) -> bool:
         """Keep rows; False where they are larger than the whole cache."""
@@ -400,9 +408,13 @@ class EmbeddingCache:
     def stats(self) -> Stats:
         """What the store and its callers did so far; a mismatch is a miss."""
         told = self.store.stats()
-        wrong = self._mismatches
+        wrong = self._mismatches - self._rescued  # hits of the store that were none, less misses of it that were hits
         return msgspec.structs.replace(
-            told, hits=told.hits - wrong, misses=told.misses + wrong, mismatches=wrong, joins=self._joins
+            told,
+            hits=told.hits - wrong,
+            misses=told.misses + wrong,
+            mismatches=self._mismatches,
+            joins=self._joins,
         )
 
 

@@ -98,10 +98,8 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Tells one set of weights from another without reading them: config, and name, size and time of each file."""
-        files = [
-            [file.name, file.stat().st_size, file.stat().st_mtime_ns]
-            for file in sorted(self.folder.glob("*.safetensors"))
-        ]
+        stats = [(file.name, file.stat()) for file in sorted(self.folder.glob("*.safetensors"))]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
         return digest(frame([json.dumps(self.config, sort_keys=True), files])).hex()[:32]
 
     def tensor_names(self) -> dict[str, Path]:

@@ -198,3 +198,15 @@ def test_a_feature_that_cannot_be_written_is_taken(
     frozen.flags.writeable = False
     output = processor.process(SLOT, [ProcessorOutput({"pixel_values": frozen, "image_grid_thw": GRID})])
     assert embed_in_chunks(output, table, encoder, size=3).shape == (4, 64)
+
+
+def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> None:
+    fields = {"image_grid_thw": GRID}
+    first, second = (
+        PrecomputedRows(np.full((2, 64), level, np.float32), fields, identity=b"f" * 32) for level in (0, 1)
+    )
+    with pytest.raises(MediaError):
+        processor.process(SLOT * 2, [first, b"no picture"])
+    assert len(processor.process(SLOT, [second]).mm_items) == 1
+    with pytest.raises(RequestError, match="must stand for one"):
+        processor.process(SLOT, [first])

@@ -116,9 +116,12 @@ def _staging_for(device: Any) -> StagingBuffer | None:
     place = torch.device(device)
     if place.type != "cuda":
         return None
-    from mm_plugin.embed.staging import StagingBuffer
+    known = _STAGING.get(str(place))
+    if known is None:
+        from mm_plugin.embed.staging import StagingBuffer
 
-    return _STAGING.setdefault(str(place), StagingBuffer(place))
+        known = _STAGING.setdefault(str(place), StagingBuffer(place))
+    return known
 
 
 def general_mm_embed_routine(

@@ -101,8 +101,7 @@ class EncoderCalls:
         try:
             outcome = self._agree(outcome)
         except Exception as error:
-            outcome, failure = FAILED, self._failure(f"the ranks could not agree: {type(error).__name__}", error)
-            return [failure] * len(items)
+            return [self._failure(f"the ranks could not agree: {type(error).__name__}", error)] * len(items)
         if outcome == OK:
             return list(rows)
         if len(items) == 1:
@@ -110,7 +109,6 @@ class EncoderCalls:
         del failure, rows  # what they keep alive may be the memory that was missing
         step = len(items) // 2 if outcome == OUT_OF_MEMORY else 1
         results: list[Encoded | MMPluginError] = []
-        items = tuple(items)
         for start in range(0, len(items), step):
             results += self._attempt(modality, items[start : start + step])
         return results

@@ -120,7 +120,8 @@ class Step:
         observers: Observers | None,
     ) -> None:
         self._plan, self._batch, self._calls, self._cache, self._out = plan, batch, calls, cache, out
-        self._hidden, self._version, self._observers = out.shape[1], version, observers
+        self._hidden, self._observers = out.shape[1], observers
+        self._suffix = (version, str(out.dtype))
         self._layers: int | None = None
         self._pinned: list[ItemKey] = []
         self._rows: dict[tuple[int, int], Encoded] = {}
@@ -142,7 +143,7 @@ class Step:
             elif item.pad_values is None:
                 self._failed[place] = UsageError("the item has no identity", argument="identity")
             else:
-                wanted.setdefault(item_key(item), []).append(place)
+                wanted.setdefault(self._key(item), []).append(place)
         with HELD_LOCK:
             held = {
                 key: rows
@@ -154,7 +155,7 @@ class Step:
         for key, places in wanted.items():
             if self._cache is not None and len(places) > 1:
                 self._cache.joined(len(places) - 1)
-            rows = held.get(self._row_key(key))
+            rows = held.get(key)
             if rows is None or not self._fits(rows):
                 rows = self._cached(key)
             if rows is not None and self._same_layers(rows):
@@ -169,7 +170,7 @@ class Step:
                     self._failed.update(dict.fromkeys(wanted[key], EncoderError(told, **self._calls.blame)))
                 elif isinstance(result, Encoded):
                     self._rows.update(dict.fromkeys(wanted[key], result))
-                    if self._cache is not None and self._cache.put(self._row_key(key), result):
+                    if self._cache is not None and self._cache.put(key, result):
                         self._pin(key)
                 else:
                     self._failed.update(dict.fromkeys(wanted[key], result))
@@ -204,15 +205,15 @@ class Step:
         """Whether held rows are as wide as, and lie where, this step's embeddings do: another model may have held them."""
         return bool(held.rows.shape[1] == self._hidden and held.rows.device == self._out.device)
 
-    def _row_key(self, key: ItemKey) -> ItemKey:
-        """What rows are known by, held or cached: other weights or another dtype give other rows."""
-        return (*key, self._version, str(self._out.dtype))
+    def _key(self, item: MultimodalDataItem) -> ItemKey:
+        """What an item's rows are known by, held or cached: other weights or another dtype give other rows."""
+        return (*item_key(item), *self._suffix)
 
     def _cached(self, key: ItemKey) -> Encoded | None:
         if self._cache is None:
             return None
         found = self._cache.get(
-            self._row_key(key),
+            key,
             num_tokens=key[2],
             hidden=self._hidden,
             dtype=self._out.dtype,
@@ -224,14 +225,14 @@ class Step:
 
     def _pin(self, key: ItemKey) -> None:
         """What a step uses is not evicted before it ends."""
-        if self._cache is not None and self._cache.store.pin(self._row_key(key)):
+        if self._cache is not None and self._cache.store.pin(key):
             self._pinned.append(key)
 
     def release(self) -> None:
         """Take the step's pins back."""
         for key in self._pinned:
             if self._cache is not None:
-                self._cache.store.unpin(self._row_key(key))
+                self._cache.store.unpin(key)
         self._pinned.clear()
 
     def write(self, *, check_finite: bool) -> EmbedOutput:
@@ -271,7 +272,7 @@ class Step:
             inputs = self._inputs(place[0])
             item = inputs.mm_items[place[1]]
             # An item with rows before and after this step, and none in it, stays held.
-            key = self._row_key(item_key(item))
+            key = self._key(item)
             encoded = self._rows.get(place) or inputs.held_rows.get(key)
             if encoded is not None and item.precomputed_embeddings is None:
                 keep.setdefault(place[0], {})[key] = encoded
@@ -301,7 +302,7 @@ class Step:
         for (owner, index), encoded in self._rows.items():
             item = inputs.mm_items[index] if owner == request else None
             if item is not None and item.precomputed_embeddings is None:
-                inputs.held_rows[self._row_key(item_key(item))] = encoded
+                inputs.held_rows[self._key(item)] = encoded
 
     def _deepstack(self, stacked: Sequence[tuple[Any, Piece]]) -> tuple[Any, Any] | None:
         import torch

@@ -334,8 +334,7 @@ def item_identity(
     Returns:
         32 bytes.
     """
-    parts = ["mm-plugin/item", FORMAT_VERSION, spec_name, output_version, int(modality), format, feature, fields, salt]
-    return digest(frame(parts))
+    return _keyed("mm-plugin/item", spec_name, output_version, modality, format, feature, fields, salt)
 
 
 def parse_caller_hash(entry: Any) -> int | None:
@@ -378,18 +377,7 @@ def caller_identity(
     Returns:
         32 bytes.
     """
-    parts = [
-        "mm-plugin/caller",
-        FORMAT_VERSION,
-        spec_name,
-        output_version,
-        int(modality),
-        value,
-        options,
-        context,
-        salt,
-    ]
-    return digest(frame(parts))
+    return _keyed("mm-plugin/caller", spec_name, output_version, modality, value, options, context, salt)
 
 
 def source_key(
@@ -420,16 +408,9 @@ def source_key(
     Returns:
         32 bytes.
     """
-    parts = [
-        "mm-plugin/source",
-        FORMAT_VERSION,
-        spec_name,
-        output_version,
-        int(modality),
-        source,
-        options,
-        context,
-        model,
-        salt,
-    ]
-    return digest(frame(parts))
+    return _keyed("mm-plugin/source", spec_name, output_version, modality, source, options, context, model, salt)
+
+
+def _keyed(tag: str, spec_name: str, output_version: int, modality: int, *parts: Any) -> bytes:
+    """The digest behind every identity and key: its kind and this format's version first, then whose it is, then the rest."""
+    return digest(frame([tag, FORMAT_VERSION, spec_name, output_version, int(modality), *parts]))

@@ -17,7 +17,11 @@ Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller says of a whole request, beside prompt, media and options; see `ModelProcessor.process`."""
+    """What a caller says of a whole request, beside prompt, media and options; see `ModelProcessor.process`.
+
+    Raises:
+        UsageError: something is of no such kind, or cannot go together.
+    """
 
     mm_hashes: Any = None
     mm_hash_scope: HashScope = "fingerprinted"
@@ -26,8 +30,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     on_overflow: Overflow = "error"
     expanded: bool = False
 
-    def check(self) -> None:
-        """Refuse what is of no such kind, or what cannot go together."""
+    def __post_init__(self) -> None:
         if self.salt is not None and not isinstance(self.salt, str | bytes):
             raise UsageError(f"salt must be text or bytes, not {type(self.salt).__name__}", argument="salt")
         wrong = type(self.max_prompt_tokens) is not int or self.max_prompt_tokens < 0

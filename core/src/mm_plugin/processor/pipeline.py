@@ -168,6 +168,7 @@ class Item(msgspec.Struct, eq=False):
     cached: bool = False
     seconds: float = 0.0
     caller_hash: int | None = None
+    claim: tuple[Any, bytes, str] | None = None  # what the caller's identity of rows must stand for
     pinned: bool = False
 
 
@@ -279,7 +280,6 @@ class Pipeline:
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
         """Ids with slots, and an item for each medium in prompt order; no medium is touched yet."""
-        arguments.check()
         read = self._reader.read(prompt, expanded=arguments.expanded)
         values = {modality: in_order(modality, read.media[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
@@ -316,7 +316,6 @@ class Pipeline:
         self, items: list[Item], counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
         """Items with the options and the context that they share."""
-        arguments.check()
         resolved = self.table.call(options)
         return Request(
             ids=np.zeros(0, dtype=np.int64),
@@ -398,16 +397,19 @@ class Pipeline:
                 **self._blame,
             )
         self._check_replacement(replacement)
+        self._check_item_tokens(len(replacement.ids), "tokens", path)
+        return replacement
+
+    def _check_item_tokens(self, count: int, what: str, path: str) -> None:
         limit = self.settings.max_item_tokens
-        if len(replacement.ids) > limit:
+        if count > limit:
             raise LimitError(
-                f"{path}: takes {len(replacement.ids)} tokens, at most {limit} are accepted",
+                f"{path}: takes {count} {what}, at most {limit} are accepted",
                 path=path,
                 setting="max_item_tokens",
                 limit=limit,
-                value=len(replacement.ids),
+                value=count,
             )
-        return replacement
 
     def _take_ready(self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows) -> Prepared:
         """A medium that a processor or an encoder made already: everything about it is checked, nothing is decoded."""
@@ -432,12 +434,7 @@ class Pipeline:
             )
         fields = {name: _frozen(_as_field(part, f"{path}.{name}", path)) for name, part in given.items()}
         count = self.authored("check_fields", lambda: model.check_fields(modality, fields), path)
-        limit = self.settings.max_item_tokens
-        if count > limit:
-            raise LimitError(
-                f"{path}: takes {count} rows, at most {limit} are accepted",
-                path=path, setting="max_item_tokens", limit=limit, value=count,
-            )  # fmt: skip
+        self._check_item_tokens(count, "rows", path)
         if isinstance(value, PrecomputedRows):
             rows = value.rows
             if not is_dense(rows) or rows.ndim != 2 or not _is_floating(rows) or len(rows) != count:
@@ -455,34 +452,32 @@ class Pipeline:
                 f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_rows}",
                 **self._blame,
             )
-        made = Prepared(fields, replacement, _writable(feature), b"", rows=_writable(rows))
-        return self._ready(request, item, value, made)
+        feature, rows = _writable(feature), _writable(rows)
+        kind = MultimodalInputFormat.PROCESSOR_OUTPUT if rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
+        identity = item_identity(
+            self.spec.name, self.spec.output_version, modality, kind.value,
+            self._ready_content(request, item, value, feature if rows is None else rows), fields,
+            salt=request.arguments.salt,
+        )  # fmt: skip
+        return Prepared(fields, replacement, feature, identity, kind, rows)
 
-    def _ready(
-        self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows, made: Prepared
-    ) -> Prepared:
-        """The identity of a medium that came prepared: of its feature or rows, or the caller's own for rows."""
+    def _ready_content(
+        self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows, ready: Any
+    ) -> bytes:
+        """What tells a medium that came prepared from others: the digest of its feature or rows, or the caller's own for rows."""
         own = value.identity if isinstance(value, PrecomputedRows) else None
         if own is not None and (not isinstance(own, bytes) or len(own) != 32):
             raise UsageError(f"{item.path}: an identity of rows has 32 bytes", argument="identity")
-        ready = made.feature if made.rows is None else made.rows
-        kind = (
-            MultimodalInputFormat.PROCESSOR_OUTPUT if made.rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
-        )
         try:
             content = feature_digest(ready, self._digests)
         except UsageError as error:
             raise MediaError(f"{item.path}: {error.message}", path=item.path, reason="fields") from error
-        if own is not None:
-            # Its own kind of digest, so that it can meet no computed one; what it stood for is remembered like a caller's hash.
-            named = digest(frame(["caller-rows", own, request.arguments.salt]))
-            self._bind([(("rows", self.spec.name, self._model_digest, named), content, item.path)])
-            content = named
-        identity = item_identity(
-            self.spec.name, self.spec.output_version, item.modality, kind.value,
-            content, made.fields, salt=request.arguments.salt,
-        )  # fmt: skip
-        return msgspec.structs.replace(made, identity=identity, format=kind)
+        if own is None:
+            return content
+        # Its own kind of digest, so that it can meet no computed one; what it stands for is remembered like a caller's hash.
+        named = digest(frame(["caller-rows", own, request.arguments.salt]))
+        item.claim = (("rows", self.spec.name, self._model_digest, named), content, item.path)
+        return named
 
     def _check_replacement(self, replacement: Replacement) -> None:
         """What a scheduler relies on: a one-dimensional run of ids of which at least one takes a row."""
@@ -651,8 +646,9 @@ class Pipeline:
         positions = delta = None
         if self._positions is not None:
             positions, delta = self._checked_positions(items, seq)
-        bindings = [self._identify(request, *entry) for entry in zip(request.items, prepared, items, strict=True)]
-        self._bind([binding for binding in bindings if binding is not None])
+        claims = [self._identify(request, *entry) for entry in zip(request.items, prepared, items, strict=True)]
+        claims += [entry.claim for entry in request.items]
+        self._bind([claim for claim in claims if claim is not None])
         for entry, item in zip(request.items, items, strict=True):
             self._tell(entry, item)
         return MultimodalProcessorOutput(
