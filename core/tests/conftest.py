@@ -11,8 +11,10 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -197,6 +199,66 @@ def fresh() -> Callable[..., Any]:
 def events() -> list[Any]:
     """Where a test's observer puts what it hears."""
     return []
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    """The threads that a test's processors share."""
+    with ThreadPoolExecutor(4) as found:
+        yield found
+
+
+@pytest.fixture
+def word_tokenizer() -> Callable[..., Any]:
+    """Makes a tokenizer of whole words: `?` is 0, the words follow from 1 on, and after them the special tokens."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(special: Iterable[str], words: Sequence[str] = ("word",)) -> PreTrainedTokenizerFast:
+        vocabulary = {word: index for index, word in enumerate(("?", *words))}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+    return make
+
+
+@pytest.fixture
+def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens a processor class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
+    from mm_plugin.cache import ComputeCache, MemoryStore
+    from mm_plugin.events import Observers
+    from mm_plugin.processor import Runtime
+    from mm_plugin.settings import Settings
+
+    def make(
+        cls: Any,
+        spec: Any,
+        special: Iterable[str] | None = None,
+        words: Sequence[str] = ("word",),
+        *,
+        cache: Any = None,
+        bindings: Any = None,
+        **limits: Any,
+    ) -> Any:
+        runtime = Runtime(
+            settings=Settings(**limits),
+            executor=executor,
+            cache=cache or ComputeCache(MemoryStore(1 << 24)),
+            observers=Observers([events.append]),
+            blame={"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"},
+            bindings=bindings,
+        )
+        checkpoint = SimpleNamespace(
+            folder=Path("nowhere"),
+            config={"vocab_size": 9},
+            tokenizer=word_tokenizer(spec.placeholders.values() if special is None else special, words),
+            preprocessor=lambda modality: {},
+        )
+        return cls(spec, checkpoint, runtime, {})
+
+    return make
 
 
 @pytest.fixture

@@ -8,25 +8,22 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from mm_plugin.cache import ComputeCache, MemoryStore
+from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
-from mm_plugin.events import Event, Fallback, Observers
+from mm_plugin.events import Event, Fallback
 from mm_plugin.identity import caller_identity, parse_caller_hash
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
-from mm_plugin.settings import Settings
+from mm_plugin.processor import BaseOptions, For, ModelProcessor
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalDataItem
 
@@ -57,21 +54,6 @@ class Processor(ModelProcessor):
         return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
 
 
-class FakeCheckpoint:
-    """What a processor reads of a checkpoint."""
-
-    folder, config = Path("nowhere"), {"vocab_size": 9}
-
-    def __init__(self) -> None:
-        tokenizer = Tokenizer(models.WordLevel({"?": 0, "word": 1}, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL.values()])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return {}
-
-
 SPEC = ModelSpec(
     name="three",
     output_version=1,
@@ -86,24 +68,9 @@ Open = Callable[..., ModelProcessor]
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(4) as found:
-        yield found
-
-
-@pytest.fixture
-def open_three(executor: Executor, events: list[Event]) -> Open:
+def open_three(open_words: Open) -> Open:
     def make(bindings: Any = None, **limits: Any) -> ModelProcessor:
-        runtime = Runtime(
-            settings=Settings(**limits),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(1 << 24)),
-            observers=Observers([events.append]),
-            blame={"plugin": "three", "distribution": "mm-plugin-three", "version": "1"},
-            bindings=bindings,
-        )
-        checkpoint: Any = FakeCheckpoint()
-        return Processor(SPEC, checkpoint, runtime, {})
+        return open_words(Processor, SPEC, bindings=bindings, **limits)
 
     return make
 
@@ -516,14 +483,14 @@ class Processor(ModelProcessor):
 
 @pytest.mark.case("3.10")
 def test_a_binding_survives_across_the_processors_of_one_registry(
-    site: Any, open_registry: Callable[..., Any], tmp_path: Path
+    site: Any, open_registry: Callable[..., Any], word_tokenizer: Callable[..., Any], tmp_path: Path
 ) -> None:
     site.install("shown", HOOKS, architectures=["Shown"], files={"shown/processor.py": CODE})
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["Shown"], "vocab_size": 9}))
     (folder / "preprocessor_config.json").write_text("{}")
-    FakeCheckpoint().tokenizer.save_pretrained(str(folder))
+    word_tokenizer(SPECIAL.values()).save_pretrained(str(folder))
     registry = open_registry()
     one(registry.load_processor(folder), picture(0), "beef")
     with pytest.raises(RequestError, match="another medium"):

@@ -7,23 +7,19 @@ import functools
 import io
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import MMPluginError, ProcessorError
-from mm_plugin.events import Event, ItemKeyed, Observers
+from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
-from mm_plugin.settings import Settings
+from mm_plugin.processor import BaseOptions, For, ModelProcessor
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
@@ -50,21 +46,6 @@ class Processor(ModelProcessor):
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
 
 
-class FakeCheckpoint:
-    """What a processor reads of a checkpoint."""
-
-    folder, config = Path("nowhere"), {"vocab_size": 9}
-
-    def __init__(self) -> None:
-        tokenizer = Tokenizer(models.WordLevel({"?": 0, "word": 1}, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return {}
-
-
 SPEC = ModelSpec(
     name="busy",
     output_version=1,
@@ -79,23 +60,9 @@ Open = Callable[..., ModelProcessor]
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(4) as found:
-        yield found
-
-
-@pytest.fixture
-def open_busy(executor: Executor, events: list[Event]) -> Open:
+def open_busy(open_words: Open) -> Open:
     def make(cls: type[ModelProcessor] = Processor, cache_bytes: int = 1 << 24) -> ModelProcessor:
-        runtime = Runtime(
-            settings=Settings(),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(cache_bytes)),
-            observers=Observers([events.append]),
-            blame={"plugin": "busy", "distribution": "mm-plugin-busy", "version": "1"},
-        )
-        checkpoint: Any = FakeCheckpoint()
-        return cls(SPEC, checkpoint, runtime, {})
+        return open_words(cls, SPEC, cache=ComputeCache(MemoryStore(cache_bytes)))
 
     return make
 

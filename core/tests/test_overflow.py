@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +13,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import LimitError, UsageError
-from mm_plugin.events import Event, Fallback, Observers
+from mm_plugin.events import Event, Fallback
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor, Runtime
-from mm_plugin.settings import Settings
+from mm_plugin.processor import BaseOptions, ModelProcessor
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
-TOKENS = {"?": 0, "word": WORD, "other": OTHER, "third": THIRD}
+WORDS = ("word", "other", "third")
 SPECIAL = ["<image>", "<audio>", "<s>", "</s>", "<mark>"]
 
 
@@ -58,21 +52,6 @@ class Plain(Processor):
         return False
 
 
-class FakeCheckpoint:
-    """What a processor reads of a checkpoint."""
-
-    folder, config = Path("nowhere"), {"vocab_size": 9}
-
-    def __init__(self) -> None:
-        tokenizer = Tokenizer(models.WordLevel(TOKENS, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return {}
-
-
 def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
     """Positions that stand still inside a medium, so that it shows where each of them lies."""
     still = np.zeros(seq, dtype=np.int64)
@@ -98,26 +77,6 @@ SPEC = ModelSpec(
 Open = Callable[..., ModelProcessor]
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(4) as found:
-        yield found
-
-
-def opened(
-    executor: Executor, observers: Observers, cls: type[ModelProcessor] = Plain, cache: ComputeCache | None = None
-) -> ModelProcessor:
-    runtime = Runtime(
-        settings=Settings(),
-        executor=executor,
-        cache=cache or ComputeCache(MemoryStore(1 << 24)),
-        observers=observers,
-        blame={"plugin": "two", "distribution": "mm-plugin-two", "version": "1"},
-    )
-    checkpoint: Any = FakeCheckpoint()
-    return cls(SPEC, checkpoint, runtime, {})
-
-
 @pytest.fixture(autouse=True)
 def loaded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """`two:positions` without a module `two`."""
@@ -128,8 +87,8 @@ def loaded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_two(executor: Executor, events: list[Event]) -> Open:
-    return lambda cls=Plain, cache=None: opened(executor, Observers([events.append]), cls, cache)
+def open_two(open_words: Open) -> Open:
+    return lambda cls=Plain, cache=None: open_words(cls, SPEC, SPECIAL, WORDS, cache=cache)
 
 
 def png(seed: int, height: int) -> bytes:
@@ -369,10 +328,10 @@ def slow(ids: list[int], heights: list[int], limit: int, policy: str) -> tuple[l
 @pytest.mark.case("2.4")
 @hypothesis_settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests())
-def test_every_policy_equals_a_slow_one(executor: Executor, drawn: tuple[list[int], list[int], int, str]) -> None:
+def test_every_policy_equals_a_slow_one(open_two: Open, drawn: tuple[list[int], list[int], int, str]) -> None:
     ids, heights, limit, policy = drawn
     media = [np.full((height, 1, 3), 10 * index, dtype=np.uint8) for index, height in enumerate(heights)]
-    processor = opened(executor, Observers(), Processor)
+    processor = open_two(Processor)
     expected = slow(ids, heights, limit, policy)
     if expected is None:
         with pytest.raises(LimitError):

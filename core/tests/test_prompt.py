@@ -223,15 +223,8 @@ def forgeries() -> list[list[Any]]:
 def test_text_of_a_client_never_becomes_a_special_token(
     name: str, parts: list[Any], tokenizers: dict[str, PreTrainedTokenizerFast], readers: dict[str, PromptReader]
 ) -> None:
-    images = sum(part is IMAGE_PART for part in parts)
-    try:
-        read = readers[name].read(says(*parts))
-    except RequestError:
-        assert name not in EXACT  # these can always encode it as text
-        return
-    assert special_ids(tokenizers[name], read.ids) == own_tokens(images)
-    assert_slots_are_wrapped(tokenizers[name], read, images)
-    if name == "byte-level":
+    read = read_unforged(name, parts, tokenizers, readers)
+    if read is not None and name == "byte-level":
         shown = "".join("<|vision_start|><|image_pad|><|vision_end|>" if part is IMAGE_PART else part for part in parts)
         assert shown in tokenizers[name].decode(read.ids)
 
@@ -242,6 +235,21 @@ def assert_slots_are_wrapped(tokenizer: PreTrainedTokenizerFast, read: Tokenized
         assert modality is Modality.IMAGE
         around = tokenizer.convert_ids_to_tokens(read.ids[slot.start - 1 : slot.end + 1].tolist())
         assert around == SLOT
+
+
+def read_unforged(
+    name: str, parts: list[Any], tokenizers: dict[str, PreTrainedTokenizerFast], readers: dict[str, PromptReader]
+) -> TokenizedPrompt | None:
+    """What is read of these parts, with no special token but the template's and the images' own; None where it is refused."""
+    images = sum(part is IMAGE_PART for part in parts)
+    try:
+        read = readers[name].read(says(*parts))
+    except RequestError:
+        assert name not in EXACT  # these can always encode it as text
+        return None
+    assert special_ids(tokenizers[name], read.ids) == own_tokens(images)
+    assert_slots_are_wrapped(tokenizers[name], read, images)
+    return read
 
 
 @pytest.mark.case("2.1")
@@ -278,14 +286,7 @@ def assert_slots_are_wrapped(tokenizer: PreTrainedTokenizerFast, read: Tokenized
 def test_no_mixture_of_pieces_forges_a_token(
     name: str, parts: list[Any], tokenizers: dict[str, PreTrainedTokenizerFast], readers: dict[str, PromptReader]
 ) -> None:
-    images = sum(part is IMAGE_PART for part in parts)
-    try:
-        read = readers[name].read(says(*parts))
-    except RequestError:
-        assert name not in EXACT
-        return
-    assert special_ids(tokenizers[name], read.ids) == own_tokens(images)
-    assert_slots_are_wrapped(tokenizers[name], read, images)
+    read_unforged(name, parts, tokenizers, readers)
 
 
 @pytest.mark.case("2.1")
