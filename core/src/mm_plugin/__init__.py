@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 # name -> room. What is here is public and stable; everything else is reached by its room.
 _PUBLIC = {
+    "AudioSamples": "media",
+    "AudioSize": "media",
     "BaseOptions": "processor",
     "Checkpoint": "checkpoint",
     "EmbedOutput": "embed",
@@ -46,10 +48,16 @@ _PUBLIC = {
     "Registry": "registry",
     "Replacement": "placeholders",
     "RequestError": "errors",
+    "SampledVideo": "media",
+    "Sampling": "media",
     "Settings": "settings",
     "Size": "media",
+    "TakesAudio": "processor",
     "TakesPrepared": "processor",
+    "TakesVideos": "processor",
     "UsageError": "errors",
+    "VideoFrames": "media",
+    "VideoSize": "media",
     "discover": "registry",
     "embed_mm_inputs": "embed",
     "general_mm_embed_routine": "embed",
@@ -57,6 +65,8 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AudioSamples",
+    "AudioSize",
     "BaseOptions",
     "Checkpoint",
     "EmbedOutput",
@@ -90,10 +100,16 @@ __all__ = [
     "Registry",
     "Replacement",
     "RequestError",
+    "SampledVideo",
+    "Sampling",
     "Settings",
     "Size",
+    "TakesAudio",
     "TakesPrepared",
+    "TakesVideos",
     "UsageError",
+    "VideoFrames",
+    "VideoSize",
     "__version__",
     "discover",
     "embed_mm_inputs",
@@ -119,9 +135,18 @@ if TYPE_CHECKING:
         UsageError,
     )
     from mm_plugin.hookspecs import hookimpl
-    from mm_plugin.media import Medium, Size
+    from mm_plugin.media import (
+        AudioSamples,
+        AudioSize,
+        Medium,
+        SampledVideo,
+        Sampling,
+        Size,
+        VideoFrames,
+        VideoSize,
+    )
     from mm_plugin.placeholders import Replacement
-    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared
+    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesPrepared, TakesVideos
     from mm_plugin.registry import PluginRecord, Registry, discover
     from mm_plugin.settings import Settings
     from mm_plugin.spec import ModelSpec

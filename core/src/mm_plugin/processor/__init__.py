@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from mm_plugin.processor.abilities import TakesAudio, TakesPrepared, TakesVideos
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.options import BaseOptions, For
-from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, TakesPrepared
+from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime
 
 __all__ = [
     "BaseOptions",
@@ -13,5 +14,7 @@ __all__ = [
     "Prepared",
     "PreparedItem",
     "Runtime",
+    "TakesAudio",
     "TakesPrepared",
+    "TakesVideos",
 ]
