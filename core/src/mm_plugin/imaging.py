@@ -1,13 +1,13 @@
-"""Model-neutral numerics over pictures: resized sizes, the two resize rules, patch grids, normalisation.
+"""Model-neutral numerics over pictures and clips: resized sizes, the two resize rules, sampled frames, patch grids, normalisation.
 
-Every number is an argument. Knows no model and no file format. Pictures are numpy [height, width, 3] uint8 RGB.
+Every number is an argument. Knows no model and no file format. Pictures and frames are numpy [height, width, 3] uint8 RGB.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -126,6 +126,58 @@ def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndar
     return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(n_patches, 3, patch_size * patch_size)
 
 
+def patchify_frames(
+    frames: Iterable[np.ndarray],
+    count: int,
+    height: int,
+    width: int,
+    *,
+    patch_size: int,
+    merge_size: int,
+    temporal_patch_size: int,
+    rule: ResizeRule = "torch",
+) -> np.ndarray:
+    """Resize the frames of a clip and cut them into patches of several frames each, one frame in memory at a time.
+
+    The last frame is repeated where the clip has no multiple of `temporal_patch_size`.
+
+    Args:
+        frames: `count` pictures [height, width, 3] uint8, of any one size.
+        count: frames.
+        height: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        width: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        patch_size: pixels along a side of a patch.
+        merge_size: patches along a side of a merged token.
+        temporal_patch_size: frames in a patch.
+        rule: by which frames are resized.
+
+    Shape:
+        returns [n_patches, 3, temporal_patch_size * patch_size * patch_size] uint8, nested channel, frame, pixel; patches in the
+        order time, merged row, merged column, row, column.
+
+    Raises:
+        SizeError: there are not `count` frames, or a side is no multiple.
+    """
+    per_frame, area = (height // patch_size) * (width // patch_size), patch_size * patch_size
+    steps = -(-count // temporal_patch_size)
+    out = np.empty((steps, per_frame, 3, temporal_patch_size, area), dtype=np.uint8)
+    done = 0
+    last = patches = None
+    for frame in frames:
+        if done == count:
+            raise SizeError(f"more frames than the {count} that were promised")
+        if patches is None or frame is not last:
+            resized = resize(frame, height, width, rule=rule)
+            patches, last = patchify(resized, patch_size=patch_size, merge_size=merge_size), frame
+        out[done // temporal_patch_size, :, :, done % temporal_patch_size] = patches
+        done += 1
+    if patches is None or done < count:
+        raise SizeError(f"{done} frames, {count} were promised")
+    for place in range(done, steps * temporal_patch_size):
+        out[place // temporal_patch_size, :, :, place % temporal_patch_size] = patches
+    return out.reshape(steps * per_frame, 3, temporal_patch_size * area)
+
+
 def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale: float, rule: ResizeRule) -> np.ndarray:
     """What each of the 256 levels becomes, per channel, in the reference's own float32 arithmetic.
 
@@ -157,12 +209,12 @@ def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale:
 
 
 def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_size: int) -> np.ndarray:
-    """Patches of one frame as the float rows of a video encoder, the frame repeated along time.
+    """Patches as the float rows of a video encoder, each repeated along time.
 
     Args:
-        patches: [n_patches, 3, patch_area] uint8.
+        patches: [n_patches, 3, patch_area] uint8; of several frames they are [n_patches, 3, frames * patch_area].
         table: [3, 256] float32 from `normalisation_table`.
-        temporal_patch_size: frames in a patch.
+        temporal_patch_size: how often a patch is repeated: frames in a patch for those of a picture, 1 for those of frames.
 
     Shape:
         returns [n_patches, 3 * temporal_patch_size * patch_area] float32, nested channel, frame, pixel.
@@ -178,6 +230,54 @@ def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_
             for frame in range(temporal_patch_size):
                 out[block, channel, frame] = levels
     return out.reshape(n_patches, channels * temporal_patch_size * area)
+
+
+def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> int:
+    """How many merged tokens a grid of patches stands for, if it is one.
+
+    Args:
+        grid: what should be [1, 3] int64: frames or temporal patches, rows and columns, in patches.
+        name: of the field, for messages.
+        merge_size: patches along a side of a merged token.
+        still: whether it is a picture's, which has one frame.
+
+    Raises:
+        SizeError: another shape, no area, or no whole merged tokens.
+    """
+    if grid.shape != (1, 3) or grid.dtype != np.int64:
+        raise SizeError(f"{name} must be [1, 3] whole numbers, got {list(grid.shape)} {grid.dtype}")
+    frames, rows, columns = grid[0].tolist()
+    if min(frames, rows, columns) < 1 or (still and frames != 1) or rows % merge_size or columns % merge_size:
+        kind = "image" if still else "video"
+        raise SizeError(
+            f"{name} {frames} x {rows} x {columns} is no {kind} of whole {merge_size} x {merge_size} blocks"
+        )
+    return int(frames * rows * columns // merge_size**2)
+
+
+def check_patches(
+    feature: Any, grid: np.ndarray, *, name: str, patch_size: int, temporal_patch_size: int, still: bool
+) -> None:
+    """Refuse a feature that is not the patches of a grid.
+
+    Args:
+        feature: numpy or torch; what should be [n_patches, 3 * temporal_patch_size * patch_area] floating point, or compact:
+            [n_patches, 3, patch_area] uint8 of a picture, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a clip.
+        grid: [1, 3] int64, in patches.
+        name: of the feature, for messages.
+        patch_size: pixels along a side of a patch.
+        temporal_patch_size: frames in a patch.
+        still: whether it is a picture's.
+
+    Raises:
+        SizeError: another shape or dtype.
+    """
+    n_patches, area, dtype = int(grid.prod()), patch_size**2, str(feature.dtype)
+    compact = dtype.endswith("uint8")
+    frames = 1 if compact and still else temporal_patch_size
+    shape = (n_patches, 3, frames * area) if compact else (n_patches, 3 * frames * area)
+    if tuple(feature.shape) != shape or not (compact or "float" in dtype):
+        raise SizeError(f"{name} are {list(feature.shape)} {dtype}, the grid stands for {list(shape)}")
 
 
 def sample_frames(
