@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import embed_rows, identity_rows, pixel_rows, prompt_rows, start_rows
+from benchmarks import embed_rows, identity_rows, pixel_rows, prompt_rows, start_rows, tower_rows, video_rows
 from benchmarks.harness import Result, Row, conditions, measure, report, settle_allocator
 from mm_plugin import Registry, discover
 from mm_plugin_qwen2vl.testing import make_checkpoint
@@ -22,6 +22,8 @@ def all_rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     """Every row, made when its turn comes, so that only one holds its arrays."""
     yield from prompt_rows.rows()
     yield from pixel_rows.rows(registry, checkpoint)
+    yield from video_rows.rows(registry, checkpoint)
+    yield from tower_rows.rows(registry, checkpoint)
     yield from identity_rows.rows(registry, checkpoint)
     yield from embed_rows.rows()
     yield from start_rows.rows()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=torch.nn.Module)
 # A kernel for segments of any length takes a call for all of them; only these dtypes have one.
 _PACKED = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)
 
 
 def load_tower(
@@ -120,8 +121,9 @@ class PatchEmbedding:
         Shape:
             returns [n_patches, width].
         """
-        floats = (feature.float() - self._mean) / self._std if feature.dtype == torch.uint8 else feature.float()
-        floats = floats.flatten(1)
+        # A conversion is a copy of its own, which may be written.
+        levels = feature.dtype == torch.uint8
+        floats = (feature.float().sub_(self._mean).div_(self._std) if levels else feature.float()).flatten(1)
         weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._picture
         return functional.linear(floats, weight, self._bias).to(self._dtype)
 
@@ -153,7 +155,7 @@ class Segments:
         Shape:
             query, key, value and the result are [n_tokens, n_heads, head_dim].
         """
-        packed = _packed_attention() if query.is_cuda and query.dtype in _PACKED else None
+        packed = _packed_attention(query.device) if query.is_cuda and query.dtype in _PACKED else None
         if packed is not None:
             attended: torch.Tensor = packed(query, key, value, self._bounds, self._bounds, self._longest, self._longest)
             return attended
@@ -168,8 +170,10 @@ class Segments:
         return out
 
 
-def _packed_attention() -> Callable[..., Any] | None:
-    """Torch's attention over stretches of any length; newer versions have it."""
+def _packed_attention(device: torch.device) -> Callable[..., Any] | None:
+    """Torch's attention over stretches of any length, where there is one: in newer versions, on devices since Ampere."""
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
