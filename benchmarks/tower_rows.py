@@ -23,15 +23,15 @@ STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)[:, None, 
 
 
 def rows(registry: Registry, folder: Path) -> Iterator[Row]:
-    """Six pictures of five sizes, and a clip of twelve frames, in both Qwen towers with six layers of width 640."""
+    """Six pictures of five sizes, and a clip of twelve frames, in both Qwen towers with four layers of width 320."""
     config = qwen2vl.tiny_config(qwen2vl.qwen_tokenizer())
-    config.vision_config.depth, config.vision_config.embed_dim, config.vision_config.num_heads = 6, 640, 8
+    config.vision_config.depth, config.vision_config.embed_dim, config.vision_config.num_heads = 4, 320, 4
     checkpoint = qwen2vl.make_checkpoint(folder / "qwen2vl", config=config)
     yield from _pair(registry, "Qwen2-VL", checkpoint, Qwen2VLForConditionalGeneration)
     windows = qwen25vl.tiny_config(qwen25vl.qwen_tokenizer())
     vision = windows.vision_config
-    vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size = 6, 640, 8, 1708
-    vision.window_size, vision.fullatt_block_indexes = 112, [2, 5]
+    vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size = 4, 320, 4, 856
+    vision.window_size, vision.fullatt_block_indexes = 112, [3]
     checkpoint = qwen25vl.make_checkpoint(folder / "qwen25vl", config=windows)
     yield from _pair(registry, "Qwen2.5-VL", checkpoint, Qwen2_5_VLForConditionalGeneration)
 

@@ -196,11 +196,6 @@ def test_neighbours_of_one_length_are_one_call(monkeypatch: pytest.MonkeyPatch) 
     assert calls == [(3, 2, 4, 4), (1, 2, 2, 4), (1, 2, 3, 4)]
 
 
-def test_no_segment_is_nothing() -> None:
-    query = normal(0, 2, 4)
-    assert Segments([], device="cpu").attend(query, query, query).shape == (0, 2, 4)
-
-
 class OnDevice(torch.Tensor):
     """A tensor that says it is on a GPU; what is computed with it is on the CPU."""
 

@@ -135,7 +135,7 @@ class Segments:
     a kernel for stretches of any length, all of them are one call.
 
     Args:
-        lengths: of each stretch, tokens.
+        lengths: of each stretch, tokens; at least one.
         device: torch device.
     """
 
@@ -147,7 +147,7 @@ class Segments:
             self.runs.append((start, count, length))
             start += count * length
         self._bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
-        self._longest = max(lengths, default=0)
+        self._longest = max(lengths)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Softmax attention inside each stretch, scaled by the root of head_dim.
@@ -159,15 +159,15 @@ class Segments:
         if packed is not None:
             attended: torch.Tensor = packed(query, key, value, self._bounds, self._bounds, self._longest, self._longest)
             return attended
-        out = torch.empty_like(query)
+        done = []
         for start, count, length in self.runs:
             part = slice(start, start + count * length)
             stretches = [
                 tensor[part].reshape(count, length, *tensor.shape[1:]).transpose(1, 2) for tensor in (query, key, value)
             ]  # [stretches, n_heads, tokens, head_dim]
-            done = functional.scaled_dot_product_attention(stretches[0], stretches[1], stretches[2])
-            out[part] = done.transpose(1, 2).flatten(0, 1)
-        return out
+            mixed = functional.scaled_dot_product_attention(stretches[0], stretches[1], stretches[2])
+            done.append(mixed.transpose(1, 2).flatten(0, 1))
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def _packed_attention(device: torch.device) -> Callable[..., Any] | None:
@@ -208,7 +208,10 @@ class Rotary:
             states and the result are [n_tokens, n_heads, head_dim].
         """
         left, right = states.float().chunk(2, dim=-1)
-        turned = torch.cat((left * self._cos - right * self._sin, right * self._cos + left * self._sin), dim=-1)
+        turned = torch.empty(states.shape, dtype=torch.float32, device=states.device)
+        new_left, new_right = turned.chunk(2, dim=-1)
+        torch.mul(left, self._cos, out=new_left).addcmul_(right, self._sin, value=-1)
+        torch.mul(right, self._cos, out=new_right).addcmul_(left, self._sin)
         return turned.to(states.dtype)
 
 
