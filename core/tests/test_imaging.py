@@ -399,7 +399,9 @@ def test_a_frame_that_comes_twice_is_resized_once_and_none_is_written(monkeypatc
     frame = picture(12, 12)
     frame.flags.writeable = False  # as a view of a PIL image is
     before = frame.copy()
-    imaging.patchify_frames([frame, frame, picture(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2)
+    imaging.patchify_frames(
+        [frame, frame, picture(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2
+    )
     assert len(calls) == 2
     assert np.array_equal(frame, before)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,10 @@ def open_checkpoint(folder: Path, tensors: dict[str, torch.Tensor]) -> Checkpoin
 
 @pytest.fixture
 def state() -> dict[str, torch.Tensor]:
-    return {name: normal(*tensor.shape, seed=index) if tensor.ndim else tensor for index, (name, tensor) in enumerate(Little().state_dict().items())}
+    return {
+        name: normal(*tensor.shape, seed=index) if tensor.ndim else tensor
+        for index, (name, tensor) in enumerate(Little().state_dict().items())
+    }
 
 
 def load(checkpoint: Checkpoint, dtype: Any = None) -> Any:
@@ -129,7 +132,12 @@ def test_patches_are_embedded_as_the_convolution_does_in_float64(frames: int, bi
 
     def truth(pictures: np.ndarray) -> torch.Tensor:
         video = torch.from_numpy(pictures).permute(3, 0, 1, 2).double() / 255  # [3, frames, height, width]
-        out = functional.conv3d(((video - mean) / std)[None], weight.double(), None if offset is None else offset.double(), stride=(frames, side, side))
+        out = functional.conv3d(
+            ((video - mean) / std)[None],
+            weight.double(),
+            None if offset is None else offset.double(),
+            stride=(frames, side, side),
+        )
         return out[0, :, 0].reshape(width, -1).T  # [n_patches, width], row after row
 
     sizes = {"patch_size": side, "merge_size": 1}
@@ -212,7 +220,7 @@ def test_a_kernel_for_any_lengths_is_called_once_with_the_bounds(lengths: list[i
         assert torch.equal(starts, ends)
         bounds = starts.tolist()
         assert (bounds[0], bounds[-1]) == (0, len(q))
-        widths = [after - before for before, after in zip(bounds[:-1], bounds[1:], strict=True)]
+        widths = [after - before for before, after in itertools.pairwise(bounds)]
         return one_by_one(*(tensor.as_subclass(torch.Tensor) for tensor in (q, k, v)), widths).to(q.dtype)
 
     tensors = [normal(sum(lengths), 2, 8, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
@@ -231,14 +239,18 @@ def test_without_such_a_kernel_a_device_has_the_ordinary_one(monkeypatch: pytest
     query = normal(6, 2, 8, dtype=torch.bfloat16)
     segments = Segments([2, 4], device="cpu")
     device = query.as_subclass(OnDevice)
-    assert torch.equal(segments.attend(device, device, device).as_subclass(torch.Tensor), segments.attend(query, query, query))
+    assert torch.equal(
+        segments.attend(device, device, device).as_subclass(torch.Tensor), segments.attend(query, query, query)
+    )
 
 
 @pytest.mark.parametrize(("capability", "known"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
 def test_the_kernel_is_torchs_own_where_the_device_has_one(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], known: bool
 ) -> None:
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no attention over stretches of any length")
+    varlen = pytest.importorskip(
+        "torch.nn.attention.varlen", reason="this torch has no attention over stretches of any length"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert towers._packed_attention(torch.device("cuda")) is (varlen.varlen_attn if known else None)
 
@@ -260,7 +272,9 @@ def test_attention_of_a_layer_turns_queries_and_keys_alone() -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=12), st.sampled_from([8, 40, 80]))
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=12), st.sampled_from([8, 40, 80])
+)
 def test_angles_are_transformers_own(places: list[tuple[int, int]], head_dim: int) -> None:
     positions = np.array(places)
     states = normal(len(places), 2, head_dim)
@@ -299,9 +313,9 @@ def test_windows_are_transformers_own(grids: list[tuple[int, int, int]], window:
         torch.tensor(grids), spatial_merge_size=2, window_size=window * 28, patch_size=14, kwargs={}
     )
     edges = torch.unique_consecutive(bounds) // 4
-    theirs = [tuple(index[a:b].tolist()) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+    theirs = [tuple(index[a:b].tolist()) for a, b in itertools.pairwise(edges.tolist())]
     cut = np.cumsum([0, *(length // 4 for length in lengths)])
-    ours = [tuple(order[a:b].tolist()) for a, b in zip(cut[:-1], cut[1:], strict=True)]
+    ours = [tuple(order[a:b].tolist()) for a, b in itertools.pairwise(cut)]
     assert sorted(ours) == sorted(theirs)
     assert sorted(order.tolist()) == list(range(sum(t * h * w for t, h, w in grids) // 4))
     assert lengths == sorted(lengths, reverse=True)  # equal ones are neighbours, so that they are one call

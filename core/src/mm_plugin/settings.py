@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_images: images in one request.
         max_videos: videos in one request.
         max_audios: sounds in one request.
-        max_item_tokens: prompt tokens that stand for one medium. The default holds the longest clip that Qwen models look at by default.
+        max_item_tokens: prompt tokens that stand for one medium. The default holds the longest clip of Qwen's own defaults.
         preprocess_cache_bytes: capacity of the preprocess cache, bytes.
         embedding_cache_bytes: capacity of an encoder's row cache, bytes.
         max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for another medium is found.

@@ -105,7 +105,9 @@ def test_a_checkpoint_whose_settings_are_not_served_is_refused(
     assert next(iter(wrong)) in caught.value.message
 
 
-def test_settings_of_clips_beside_those_of_pictures_are_not_taken_for_theirs(registry: Registry, tmp_path: Path) -> None:
+def test_settings_of_clips_beside_those_of_pictures_are_not_taken_for_theirs(
+    registry: Registry, tmp_path: Path
+) -> None:
     """Newer checkpoints describe clips in a file of their own, with bounds of the whole clip under the names of a picture's."""
     folder = make_checkpoint(tmp_path)
     described = {"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}, "fps": 2, "max_frames": 768}

@@ -69,9 +69,13 @@ def test_rows_of_both_forms_equal_the_whole_models(
             assert torch.allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_frames_of_a_patch_are_not_taken_for_one_picture(encoder: Encoder, compact: ModelProcessor, moving: Moving) -> None:
+def test_frames_of_a_patch_are_not_taken_for_one_picture(
+    encoder: Encoder, compact: ModelProcessor, moving: Moving
+) -> None:
     frames = moving(2, 56, 56)
-    rows = [encoder.encode(Modality.VIDEO, videos_of(compact, [clip]))[0] for clip in (frames, frames[::-1], frames[:1])]
+    rows = [
+        encoder.encode(Modality.VIDEO, videos_of(compact, [clip]))[0] for clip in (frames, frames[::-1], frames[:1])
+    ]
     assert not torch.allclose(rows[0], rows[1], rtol=0, atol=1e-3)
     assert not torch.allclose(rows[0], rows[2], rtol=0, atol=1e-3)
 
@@ -85,7 +89,9 @@ def test_a_clip_of_one_frame_gives_the_rows_of_the_picture(
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4), st.booleans()
+)
 def test_any_grids_together_equal_transformers(model: Any, encoder: Encoder, grids: list[Any], video: bool) -> None:
     random = np.random.default_rng(len(grids))
     made, expected = [], []
@@ -102,7 +108,12 @@ def test_any_grids_together_equal_transformers(model: Any, encoder: Encoder, gri
 
 @pytest.mark.parametrize("whole", [[0], [2], [0, 1, 2], []], ids=str)
 def test_layers_of_both_kinds_in_any_order(
-    registry: Registry, tmp_path: Path, compact: ModelProcessor, torch_float: ModelProcessor, moving: Moving, whole: list[int]
+    registry: Registry,
+    tmp_path: Path,
+    compact: ModelProcessor,
+    torch_float: ModelProcessor,
+    moving: Moving,
+    whole: list[int],
 ) -> None:
     from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -125,7 +136,9 @@ def test_company_changes_rows_by_rounding_only(items: dict[Modality, Any], encod
             assert torch.equal(left, right)  # the same call, the same bits
 
 
-def test_features_are_read_and_not_written(compact: ModelProcessor, torch_float: ModelProcessor, encoder: Encoder, moving: Moving) -> None:
+def test_features_are_read_and_not_written(
+    compact: ModelProcessor, torch_float: ModelProcessor, encoder: Encoder, moving: Moving
+) -> None:
     for processor in (compact, torch_float):
         (item,) = videos_of(processor, [moving(4)])
         before, feature = item.feature.copy(), item.feature
@@ -149,7 +162,9 @@ def test_bfloat16_is_as_near_the_truth_as_transformers_own(
         grid = np.array([[1 if still else 2, *(2 * random.integers(2, 6, 2))]])
         levels = random.integers(0, 256, (int(grid.prod()), 3, 1 if still else 2, 196), dtype=np.uint8)
         fields = {"image_grid_thw" if still else "video_grid_thw": grid}
-        compact = MultimodalDataItem(modality=modality, feature=levels.reshape(len(levels), 3, -1), model_specific_data=fields)
+        compact = MultimodalDataItem(
+            modality=modality, feature=levels.reshape(len(levels), 3, -1), model_specific_data=fields
+        )
         mean, std = options._mean.numpy()[:, :, None], options._std.numpy()[:, :, None]
         floats = np.repeat((levels - mean) / std, 2 if still else 1, axis=2).reshape(len(levels), -1).astype(np.float32)
         item = MultimodalDataItem(modality=modality, feature=floats, model_specific_data=fields)
@@ -188,7 +203,9 @@ def test_opening_a_tower_draws_no_random_numbers_and_leaves_nothing_unfilled(
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_other_weights_have_another_version(registry: Registry, checkpoint: Path, tmp_path: Path, encoder: Encoder) -> None:
+def test_other_weights_have_another_version(
+    registry: Registry, checkpoint: Path, tmp_path: Path, encoder: Encoder
+) -> None:
     other = registry.load_encoder(make_checkpoint(tmp_path, seed=7))
     assert encoder.version.startswith("qwen2_5_vl:1:")
     assert other.version != encoder.version

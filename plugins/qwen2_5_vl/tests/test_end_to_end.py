@@ -23,15 +23,15 @@ from mm_plugin.encoder import Encoder
 from mm_plugin.testing import CallCounter, embed_in_chunks
 from mm_plugin_qwen25vl.testing import make_checkpoint
 
-I, V = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 PROMPTS = [
     "the thing is in the other one",
-    f"{I}what is this?",
-    f"{V}what happens?",
-    f"see {I}{V} now",
-    f"see {V}{I}",
-    f"{V} then\n{V}{I} and {V}.",
-    f"a {I} then {V}\n\n{I}. {V} the end",
+    f"{IMAGE}what is this?",
+    f"{VIDEO}what happens?",
+    f"see {IMAGE}{VIDEO} now",
+    f"see {VIDEO}{IMAGE}",
+    f"{VIDEO} then\n{VIDEO}{IMAGE} and {VIDEO}.",
+    f"a {IMAGE} then {VIDEO}\n\n{IMAGE}. {VIDEO} the end",
 ]
 SIZES = [(56, 56), (70, 100), (29, 120)]
 CLIPS = [(4, 56, 84, 2.0), (5, 84, 56, 0.5), (1, 56, 56, 1.0)]
@@ -49,7 +49,9 @@ def media(prompt: str, photo: Callable[..., Image.Image], moving: Callable[..., 
     return given
 
 
-def reference(model: Any, output: MultimodalProcessorOutput, positions: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    model: Any, output: MultimodalProcessorOutput, positions: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and embeddings of transformers' model on its own reading of the same ids and float pixels, at these positions."""
     ids = torch.from_numpy(output.input_ids)[None]
     vision: dict[str, Any] = {}
@@ -70,7 +72,11 @@ def reference(model: Any, output: MultimodalProcessorOutput, positions: torch.Te
     try:
         with torch.no_grad():
             logits = model(
-                input_ids=ids, mm_token_type_ids=marks, second_per_grid_ts=torch.tensor(seconds), position_ids=positions, **vision
+                input_ids=ids,
+                mm_token_type_ids=marks,
+                second_per_grid_ts=torch.tensor(seconds),
+                position_ids=positions,
+                **vision,
             ).logits[0]
     finally:
         hook.remove()
@@ -117,7 +123,10 @@ def test_logits_equal_transformers(
 
 
 def test_messages_interleave_pictures_and_clips(
-    compact: ModelProcessor, photo: Callable[..., Image.Image], moving: Callable[..., np.ndarray], clip: Callable[..., bytes]
+    compact: ModelProcessor,
+    photo: Callable[..., Image.Image],
+    moving: Callable[..., np.ndarray],
+    clip: Callable[..., bytes],
 ) -> None:
     image, frames = photo(0, 56, 84), VideoFrames(moving(4), fps=2)
     data = clip(24, 24)
@@ -144,7 +153,11 @@ def test_messages_interleave_pictures_and_clips(
 
 
 def test_every_chunk_size_gives_the_same_bits_from_one_call_a_modality(
-    compact: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image], moving: Callable[..., np.ndarray]
+    compact: ModelProcessor,
+    encoder: Encoder,
+    model: Any,
+    photo: Callable[..., Image.Image],
+    moving: Callable[..., np.ndarray],
 ) -> None:
     prompt = PROMPTS[5]
     output = compact.process(prompt, **media(prompt, photo, moving), video_min_pixels=784)
@@ -210,14 +223,21 @@ def test_the_weights_are_those_of_the_written_rule(golden: Callable[[str], Any],
 @pytest.mark.parametrize("name", ["two_images", "image_first_last"])
 @pytest.mark.parametrize("options", [{"resize": "pillow", "feature_format": "float32"}, {}], ids=["pillow", "compact"])
 def test_rows_positions_and_logits_are_those_that_were_written_down(
-    golden: Callable[[str], Any], name: str, options: dict[str, str], registry: Registry, golden_folder: Path, golden_model: Any
+    golden: Callable[[str], Any],
+    name: str,
+    options: dict[str, str],
+    registry: Registry,
+    golden_folder: Path,
+    golden_model: Any,
 ) -> None:
     (case,) = [case for case in golden("models.json")["tiny"]["cases"] if case["id"] == name]
     arrays = {key.partition(".")[2]: value for key, value in golden("tiny.npz").items() if key.startswith(f"{name}.")}
     processor, encoder = registry.load_processor(golden_folder, **options), registry.load_encoder(golden_folder)
     files = [base64.b64decode(image) for image in case["images"]]
     pad, ids = processor.special_tokens.im_token_id, arrays["input_ids"].tolist()
-    output = processor.process([token for token, group in itertools.groupby(ids) for _ in _one_of_pads(token, group, pad)], files)
+    output = processor.process(
+        [token for token, group in itertools.groupby(ids) for _ in _one_of_pads(token, group, pad)], files
+    )
     assert output.input_ids.tolist() == ids
     assert [item.image_grid_thw.tolist()[0] for item in output.mm_items] == case["image_grid_thw"]
     if options:
@@ -229,7 +249,9 @@ def test_rows_positions_and_logits_are_those_that_were_written_down(
     embeds = embed_in_chunks(output, golden_model.get_input_embeddings(), encoder, size=33)
     for index, item in enumerate(output.mm_items):
         ((start, end),) = item.offsets
-        assert torch.allclose(embeds[start : end + 1], torch.from_numpy(arrays[f"vision_embeds.image{index}"]), rtol=0, atol=1e-4)
+        assert torch.allclose(
+            embeds[start : end + 1], torch.from_numpy(arrays[f"vision_embeds.image{index}"]), rtol=0, atol=1e-4
+        )
     logits = logits_of(golden_model, output, embeds)
     assert torch.allclose(logits, torch.from_numpy(arrays["logits"]), rtol=0, atol=1e-4)
     assert int(logits[-1].argmax()) == case["greedy_next_8_tokens"][0]
@@ -241,14 +263,18 @@ def _one_of_pads(token: int, group: Any, pad: int) -> Sequence[int]:
     return found[:1] if token == pad else found
 
 
-def test_a_clip_stored_without_loss_gives_its_own_frames(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
+def test_a_clip_stored_without_loss_gives_its_own_frames(
+    compact: ModelProcessor, moving: Callable[..., np.ndarray]
+) -> None:
     """A GIF's levels survive, so that what is seen can be compared with what was written."""
     frames = moving(4) // 64 * 85  # 64 colours
     pictures = [Image.fromarray(frame).quantize(64, dither=Image.Dither.NONE) for frame in frames]
     shown = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
     file = io.BytesIO()
     pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=500, optimize=False)
-    (item,) = compact.process(V, videos=[file.getvalue()], video_min_pixels=784).mm_items
+    (item,) = compact.process(VIDEO, videos=[file.getvalue()], video_min_pixels=784).mm_items
     assert item.second_per_grid_ts.tolist() == [1.0]
-    found = item.feature.reshape(2, 3, 4, 2, 2, 3, 2, 14, 14).transpose(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(4, 84, 112, 3)
+    found = (
+        item.feature.reshape(2, 3, 4, 2, 2, 3, 2, 14, 14).transpose(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(4, 84, 112, 3)
+    )
     assert np.array_equal(found, shown)

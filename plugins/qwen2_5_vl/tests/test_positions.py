@@ -55,7 +55,7 @@ def laid_out(segments: Sequence[Any], seconds: Sequence[float]) -> tuple[list[Mu
 
 
 def by_the_paper(segments: Sequence[Any], seconds: Sequence[float], rate: float) -> list[list[int]]:
-    """Token by token: text counts on from the largest id so far; a clip's time is the seconds since its first step, times a rate."""
+    """Token by token: text counts on from the largest id so far; a clip's time is its seconds times a rate."""
     ids: list[list[int]] = [[], [], []]
     rest = iter(seconds)
 
@@ -72,7 +72,6 @@ def by_the_paper(segments: Sequence[Any], seconds: Sequence[float], rate: float)
         text(1)
         t, h, w = value
         step = np.float32(next(rest)) if kind == "video" else np.float32(0)
-        free = ids[0][-1] + 1 if ids[0] else 0
         free = max(max(axis) for axis in ids) + 1
         for frame in range(t):
             time = int(np.float32(np.float32(frame) * step) * np.float32(rate))
@@ -210,9 +209,7 @@ def test_a_scheduler_gets_the_positions_that_the_processor_gave(
     clip = VideoFrames(moving(6), fps=2 / seconds)
     output = compact.process(f"a {CLIP} b", videos=[clip], video_min_pixels=28 * 28)
     inputs = MultimodalInputs.from_processor_output(output)
-    again, delta = positions(
-        inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config)
-    )
+    again, delta = positions(inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config))
     assert np.array_equal(again, output.mrope_positions)
     assert delta == output.mrope_position_delta
 
@@ -242,13 +239,19 @@ def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_clip_at_t
 
 
 @pytest.mark.case("4.7")
-def test_positions_and_delta_travel_with_the_request(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
+def test_positions_and_delta_travel_with_the_request(
+    compact: ModelProcessor, moving: Callable[..., np.ndarray]
+) -> None:
     output = compact.process(f"a {CLIP} b", videos=[VideoFrames(moving(4), fps=1)])
     inputs = MultimodalInputs.from_processor_output(output)
     assert output.mrope_positions is not None
     # What a scheduler sends on: plain integers, so that any wire carries them.
     sent = msgspec.msgpack.encode(
-        {"delta": inputs.mrope_position_delta, "shape": output.mrope_positions.shape, "ids": output.mrope_positions.tobytes()}
+        {
+            "delta": inputs.mrope_position_delta,
+            "shape": output.mrope_positions.shape,
+            "ids": output.mrope_positions.tobytes(),
+        }
     )
     got = msgspec.msgpack.decode(sent)
     table = np.frombuffer(got["ids"], dtype=np.int64).reshape(got["shape"])

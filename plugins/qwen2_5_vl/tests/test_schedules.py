@@ -19,16 +19,16 @@ from mm_plugin.embed import ForwardBatch, embed_mm_inputs
 from mm_plugin.encoder import Encoder
 from mm_plugin.testing import CallCounter
 
-I, V = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 # Pictures by (photograph, height, width) and clips by (frames, height, width); some are in several requests, or twice in one.
 PICTURES = [(0, 56, 56), (1, 84, 112)]
 CLIPS = [(3, 56, 84), (4, 84, 84)]
 PROMPTS: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
     ("the thing is in the other one", (), ()),
-    (f"see {I}{V}", (0,), (0,)),
-    (f"{V}", (), (1,)),
-    (f"a {I} then {V} and {I}.", (1, 1), (0,)),
-    (f"{V}{I} in {V}", (0,), (1, 0)),
+    (f"see {IMAGE}{VIDEO}", (0,), (0,)),
+    (f"{VIDEO}", (), (1,)),
+    (f"a {IMAGE} then {VIDEO} and {IMAGE}.", (1, 1), (0,)),
+    (f"{VIDEO}{IMAGE} in {VIDEO}", (0,), (1, 0)),
 ]
 # The tower's rows move by rounding with what else is in its call.
 TOLERANCE = 1e-5

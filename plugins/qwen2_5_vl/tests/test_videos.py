@@ -1,4 +1,4 @@
-"""Clips: the frames that are looked at, their size, their patches bit for bit, the time they stand for, and what is counted for them."""
+"""Clips: which frames are looked at, their size, their patches bit for bit, their time, and what is counted for them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,11 @@ def test_compact_features_of_the_pillow_rule_are_within_rounding_of_its_float_on
 
 
 def test_rows_of_clips_equal_the_whole_models_in_both_forms(
-    compact: ModelProcessor, torch_float: ModelProcessor, encoder: Encoder, model: Any, moving: Callable[..., np.ndarray]
+    compact: ModelProcessor,
+    torch_float: ModelProcessor,
+    encoder: Encoder,
+    model: Any,
+    moving: Callable[..., np.ndarray],
 ) -> None:
     clips = [moving(*clip) for clip in CLIPS]
     small, large = (videos_of(processor, clips) for processor in (compact, torch_float))
@@ -151,7 +155,9 @@ def test_bfloat16_is_as_near_the_truth_as_transformers_own(
         grid = np.array([[1 if still else 2, *(2 * random.integers(2, 6, 2))]])
         levels = random.integers(0, 256, (int(grid.prod()), 3, 1 if still else 2, 196), dtype=np.uint8)
         fields = {"image_grid_thw" if still else "video_grid_thw": grid}
-        compact = MultimodalDataItem(modality=modality, feature=levels.reshape(len(levels), 3, -1), model_specific_data=fields)
+        compact = MultimodalDataItem(
+            modality=modality, feature=levels.reshape(len(levels), 3, -1), model_specific_data=fields
+        )
         mean, std = options._mean.numpy()[:, :, None], options._std.numpy()[:, :, None]
         floats = np.repeat((levels - mean) / std, 2 if still else 1, axis=2).reshape(len(levels), -1).astype(np.float32)
         item = MultimodalDataItem(modality=modality, feature=floats, model_specific_data=fields)

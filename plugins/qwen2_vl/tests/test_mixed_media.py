@@ -17,15 +17,15 @@ from mm_plugin.cache import EmbeddingCache
 from mm_plugin.encoder import Encoder
 from mm_plugin.testing import CallCounter, embed_in_chunks
 
-I, V = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 PROMPTS = [
     "the thing is in the other one",
-    f"{I}what is this?",
-    f"{V}what happens?",
-    f"see {I}{V} now",
-    f"see {V}{I}",
-    f"{V} then\n{V}{I} and {V}.",
-    f"a {I} then {V}\n\n{I}. {V} the end",
+    f"{IMAGE}what is this?",
+    f"{VIDEO}what happens?",
+    f"see {IMAGE}{VIDEO} now",
+    f"see {VIDEO}{IMAGE}",
+    f"{VIDEO} then\n{VIDEO}{IMAGE} and {VIDEO}.",
+    f"a {IMAGE} then {VIDEO}\n\n{IMAGE}. {VIDEO} the end",
 ]
 SIZES = [(56, 56), (70, 100), (29, 120)]
 CLIPS = [(4, 56, 84, 2.0), (5, 84, 56, 0.5), (1, 56, 56, 1.0)]
@@ -43,7 +43,9 @@ def media(prompt: str, photo: Callable[..., Image.Image], moving: Callable[..., 
     return given
 
 
-def reference(model: Any, output: MultimodalProcessorOutput, positions: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    model: Any, output: MultimodalProcessorOutput, positions: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and embeddings of transformers' model on its own reading of the same ids and float pixels, at these positions."""
     ids = torch.from_numpy(output.input_ids)[None]
     vision: dict[str, Any] = {}
@@ -108,7 +110,10 @@ def test_logits_equal_transformers(
 
 
 def test_messages_interleave_pictures_and_clips(
-    compact: ModelProcessor, photo: Callable[..., Image.Image], moving: Callable[..., np.ndarray], clip: Callable[..., bytes]
+    compact: ModelProcessor,
+    photo: Callable[..., Image.Image],
+    moving: Callable[..., np.ndarray],
+    clip: Callable[..., bytes],
 ) -> None:
     image, frames = photo(0, 56, 84), VideoFrames(moving(4), fps=2)
     data = clip(24, 24)
@@ -135,7 +140,11 @@ def test_messages_interleave_pictures_and_clips(
 
 
 def test_every_chunk_size_gives_the_same_bits_from_one_call_a_modality(
-    compact: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image], moving: Callable[..., np.ndarray]
+    compact: ModelProcessor,
+    encoder: Encoder,
+    model: Any,
+    photo: Callable[..., Image.Image],
+    moving: Callable[..., np.ndarray],
 ) -> None:
     prompt = PROMPTS[5]
     output = compact.process(prompt, **media(prompt, photo, moving), video_min_pixels=784)

@@ -138,7 +138,9 @@ def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, 
         segments += [("text", words), ("video" if video else "image", (t if video else 1, 2 * h, 2 * w))]
         text(words + 1)
         free = max(map(max, expected)) + 1
-        expected += [(free + i, free + j, free + k) for i in range(t if video else 1) for j in range(h) for k in range(w)]
+        expected += [
+            (free + i, free + j, free + k) for i in range(t if video else 1) for j in range(h) for k in range(w)
+        ]
         text(1)
     items, seq = laid_out(segments)
     found, delta = positions(items, seq=seq, config=CONFIG)

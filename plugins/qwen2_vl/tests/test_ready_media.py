@@ -231,7 +231,10 @@ def test_a_prepared_clip_is_taken_in_both_forms(
     ("fields", "part"),
     [
         ({"pixel_values_videos": LEVELS}, "video_grid_thw"),
-        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 2, 4]], "second_per_grid_ts": [1.0]}, "second_per_grid_ts"),
+        (
+            {"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 2, 4]], "second_per_grid_ts": [1.0]},
+            "second_per_grid_ts",
+        ),
         ({"pixel_values_videos": LEVELS, "video_grid_thw": [[1, 2, 4]]}, r"\[16, 3, 392\]"),
         ({"pixel_values_videos": LEVELS[:, :, :196], "video_grid_thw": [[2, 2, 4]]}, r"\[16, 3, 196\]"),
         ({"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 3, 4]]}, "no video"),
