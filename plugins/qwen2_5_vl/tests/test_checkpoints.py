@@ -110,7 +110,13 @@ def test_settings_of_clips_beside_those_of_pictures_are_not_taken_for_theirs(
 ) -> None:
     """Newer checkpoints describe clips in a file of their own, with bounds of the whole clip under the names of a picture's."""
     folder = make_checkpoint(tmp_path)
-    described = {"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}, "fps": 2, "max_frames": 768}
+    described = {"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}, "fps": 1.0, "max_frames": 99}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(described))
     options: Any = registry.load_processor(folder).options
     assert (options.min_pixels, options.max_pixels) == (3136, 12845056)
+    file = folder / "preprocessor_config.json"
+    silent = {name: value for name, value in json.loads(file.read_text()).items() if not name.endswith("_pixels")}
+    file.write_text(json.dumps(silent))
+    options = registry.load_processor(folder).options
+    assert (options.min_pixels, options.max_pixels) == (56 * 56, 28 * 28 * 1280)  # the defaults, not those of a clip
+    assert (options.fps, options.max_frames) == (1.0, 99)  # what is about clips is taken from their own file

@@ -33,6 +33,10 @@ class For(msgspec.Struct, frozen=True):
     modalities: tuple[str, ...] = ()
     at: Literal["call", "load", "checkpoint"] = "call"
 
+    def is_about(self, modality: Modality) -> bool:
+        """Whether it changes this modality's outputs."""
+        return not self.modalities or modality.name.lower() in self.modalities
+
     @classmethod
     def checkpoint(cls, *modalities: str) -> For:
         """A number that belongs to the weights: encoder and processor must agree on it, so nobody may change it."""
@@ -68,18 +72,20 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that are in force when a model is opened: load over checkpoint over default.
 
         Args:
-            checkpoint: its preprocessor settings are taken by name; names that are no option are left alone.
+            checkpoint: a modality's settings are taken by name for the options about it; other names are left alone.
             modalities: whose settings; where two disagree, the first counts.
             given: options given at load.
 
         Raises:
             UsageError: a value does not fit its option.
         """
-        names = set(cls.__struct_fields__)
+        scopes = option_scopes(cls)
         settings: dict[str, Any] = {}
         for modality in reversed(modalities):
             found = checkpoint.preprocessor(modality)
-            settings |= {name: value for name, value in found.items() if name in names and value is not None}
+            # A checkpoint's settings of clips bear names that are a picture's here, and mean others by them.
+            about = [name for name, scope in scopes.items() if scope.is_about(modality)]
+            settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
             return msgspec.convert(settings | _plain(given or {}), cls, strict=True)
         except msgspec.ValidationError as error:
@@ -164,11 +170,8 @@ class OptionTable:
         return self._digest(options, modality)
 
     def _digest(self, options: Any, modality: Modality) -> bytes:
-        name = modality.name.lower()
         effective = {
-            option: getattr(options, option)
-            for option, scope in self.scopes.items()
-            if not scope.modalities or name in scope.modalities
+            option: getattr(options, option) for option, scope in self.scopes.items() if scope.is_about(modality)
         }
         try:
             return digest(frame(effective))
