@@ -8,10 +8,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from mm_plugin.errors import MediaError
+
 ICO = b"\0\0\1\0"
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
 _J2K = b"\xff\x4f\xff\x51"  # start of a codestream, and of the segment that says its size
+_MOST_TILES = (
+    4096  # the decoder keeps 12 kB for each from the start, measured; 4096 of 256 x 256 are three times the usual limit
+)
 _SEQUENCE_HEADER = 1
 _MOST_UNITS = 4096  # of one AV1 picture; encoders write a handful
 
@@ -21,6 +26,9 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
 
     Pillow decodes a picture of an icon, and makes the canvas of a WebP, as it opens the file; the frames of JPEG 2000 and AVIF have
     sizes of their own, which their decoders allocate whatever the file's head says.
+
+    Raises:
+        MediaError: a JPEG 2000 picture of so many tiles that those alone would take much memory.
     """
     try:
         if data[:4] == ICO:
@@ -41,7 +49,7 @@ def _icons(data: bytes) -> Iterator[tuple[int, int]]:
         inside = data[offset : offset + min(size, PNG_HEAD)]
         if inside.startswith(PNG):
             width, height = struct.unpack_from(">II", inside, 16)
-        elif len(inside) >= 12:
+        elif len(inside) >= 12 and inside[0] != 12:  # 12 is a head of OS/2, whose sides are small
             width, height = struct.unpack_from("<ii", inside, 4)
             height = abs(height) // 2  # a mask of the same size lies below the colours
         else:
@@ -72,8 +80,10 @@ def _jpeg2000(data: bytes) -> Iterator[tuple[int, int]]:
     """Of every codestream. Source: ISO/IEC 15444-1, A.5.1."""
     at = data.find(_J2K)
     while at >= 0:
-        right, bottom, left, top = struct.unpack_from(">4I", data, at + 8)
+        right, bottom, left, top, width, height = struct.unpack_from(">6I", data, at + 8)
         yield max(0, bottom - top), max(0, right - left)
+        if -(-right // max(1, width)) * -(-bottom // max(1, height)) > _MOST_TILES:
+            raise MediaError(f"a JPEG 2000 picture of more than {_MOST_TILES} tiles", reason="broken")
         at = data.find(_J2K, at + 4)
 
 

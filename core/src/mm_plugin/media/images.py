@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
 from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.heads import PNG, PNG_HEAD, inner_sizes
+from mm_plugin.media.heads import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
 from mm_plugin.media.sizes import WHITE, Color, Medium, Size
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -229,7 +228,10 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
             f"{path}: {kind} must be {expected} uint8, got {list(value.shape)} {value.dtype}", path=path, reason="array"
         )
     if not isinstance(value, np.ndarray):
-        value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
+        try:
+            value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
+        except Exception as error:  # one without memory, such as of the device `meta`
+            raise MediaError(f"{path}: the tensor's levels cannot be read", path=path, reason="array") from error
     check_pixels(path, value.shape[-3], value.shape[-2], settings)
     found: np.ndarray = value
     return found

@@ -13,7 +13,7 @@ from mm_plugin.testing.zoo.clips import clips
 from mm_plugin.testing.zoo.images import images
 from mm_plugin.testing.zoo.sounds import sounds
 from mm_plugin.testing.zoo.specimens import Clip, Picture, Sound, Specimen, check, forms, mutated, read
-
+from mm_plugin.testing.zoo.sweep import sweep
 
 __all__ = [
     "Clip",
@@ -27,4 +27,5 @@ __all__ = [
     "mutated",
     "read",
     "sounds",
+    "sweep",
 ]

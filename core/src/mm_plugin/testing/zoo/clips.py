@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import io
-import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from mm_plugin.media import VideoFrames
-from mm_plugin.media.containers import import_av
 from mm_plugin.structs import Modality
-from mm_plugin.testing.zoo.formats import box, gif, png, wav
+from mm_plugin.testing.zoo.encoders import SIDES, encoded, encoded_sound, head_first, pictures, tone
+from mm_plugin.testing.zoo.formats import box, gif, noise, png, wav
 from mm_plugin.testing.zoo.specimens import Clip, Specimen, refuses
 
 _LOSSY = 6.0  # levels, on average over a frame
-_SIZE = (48, 64)
 _refuses = functools.partial(refuses, Modality.VIDEO)
 
 
@@ -31,104 +29,6 @@ def clips() -> Iterator[Specimen]:
     """
     for family in (_times, _containers, _rotations, _given, _streams, _broken, _foreign):
         yield from family()
-
-
-def pictures(count: int, size: tuple[int, int] = _SIZE) -> np.ndarray:
-    """Frames [n, height, width, 3] that tell themselves apart: a gray that grows, one that falls, and red in a corner."""
-    height, width = size
-    out = np.empty((count, height, width, 3), np.uint8)
-    for place in range(count):
-        out[place, :, : width // 2] = 40 + place * 150 // max(1, count - 1)
-        out[place, :, width // 2 :] = 210 - place * 150 // max(1, count - 1)
-        out[place, : height // 2, : width // 4] = (200, 40, 40)
-    return out
-
-
-def encoded(
-    frames: np.ndarray,
-    container: str = "mp4",
-    codec: str = "libx264",
-    *,
-    rate: Fraction | int = 24,
-    ticks: Sequence[int] | None = None,
-    base: Fraction | None = None,
-    pix_fmt: str = "yuv420p",
-    options: dict[str, str] | None = None,
-    muxer: dict[str, str] | None = None,
-    rotation: int = 0,
-    sound: bool = False,
-    seekable: bool = True,
-) -> bytes:
-    """Frames as a file, equal bytes each time.
-
-    Args:
-        frames: [n, height, width, 3] or [n, height, width, 4] uint8.
-        container: FFmpeg's name of the format.
-        codec: FFmpeg's name of the encoder.
-        rate: frames per second.
-        ticks: when each frame is shown, in units of `base`; one after another where None.
-        base: seconds of a tick.
-        pix_fmt: FFmpeg's name of the layout of a pixel.
-        options: of the encoder.
-        muxer: of the container.
-        rotation: degrees counterclockwise by which a viewer is told to turn the frames.
-        sound: whether a tone goes with it.
-        seekable: whether the muxer may go back to write into the head what it learns at the end.
-    """
-    av = import_av()
-    buffer: Any = io.BytesIO()
-    if not seekable:
-        buffer = _Pipe()
-    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact", **(muxer or {})}) as out:
-        stream: Any = out.add_stream(codec, rate=rate)
-        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], pix_fmt
-        stream.codec_context.thread_count = 1
-        stream.codec_context.flags |= av.codec.context.Flags.bitexact
-        stream.options = {**_ENCODERS.get(codec, {}), **(options or {})}
-        if base is not None:
-            stream.codec_context.time_base = base
-        if rotation:
-            stream.set_display_rotation(rotation)
-        if sound:
-            tone = out.add_stream("aac", rate=48_000, layout="mono")
-            tone.codec_context.flags |= av.codec.context.Flags.bitexact
-        out.start_encoding()
-        if sound:
-            wave = np.sin(np.arange(24_576) * (2 * np.pi * 440 / 48_000), dtype=np.float64).astype(np.float32) / 2
-            for start in range(0, len(wave), 1024):
-                piece = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="fltp", layout="mono")
-                piece.sample_rate, piece.pts = 48_000, start
-                out.mux(tone.encode(piece))
-            out.mux(tone.encode(None))
-        for place, pixels in enumerate(frames):
-            shown = av.VideoFrame.from_ndarray(pixels, format="rgba" if pixels.shape[2] == 4 else "rgb24")
-            shown.pts = place if ticks is None else ticks[place]
-            shown.time_base = base or 1 / Fraction(rate)
-            out.mux(stream.encode(shown))
-        out.mux(stream.encode(None))
-        data = None if seekable else buffer
-    return bytes(buffer.getvalue()) if data is None else bytes(buffer.data)
-
-
-class _Pipe:
-    """A file that only grows."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: bytes) -> int:
-        self.data += data
-        return len(data)
-
-
-_ENCODERS: dict[str, dict[str, str]] = {
-    "libx264": {"crf": "8", "x264-params": "log-level=none:threads=1", "preset": "veryfast"},
-    "libvpx": {"crf": "8", "b": "2M", "deadline": "good", "cpu-used": "5"},
-    "libvpx-vp9": {"crf": "12", "b": "0", "cpu-used": "8", "row-mt": "0"},
-    "mpeg4": {"qscale": "2", "flags": "+qscale", "global_quality": "236"},
-    "mpeg2video": {"flags": "+qscale", "global_quality": "236"},
-    "mjpeg": {"flags": "+qscale", "global_quality": "236"},
-}
 
 
 def _clip(
@@ -192,7 +92,7 @@ def _containers() -> Iterator[Specimen]:
     yield _clip("mov/h264", encoded(twelve, "mov"), twelve)
     fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
     yield _clip("mp4/fragments", encoded(twelve, muxer=fragments, seekable=False), twelve)
-    yield _clip("mp4/head first", encoded(twelve, muxer={"movflags": "faststart"}), twelve)
+    yield _clip("mp4/head first", head_first(encoded(twelve)), twelve)
     yield _clip("mpegts/h264", encoded(twelve, "mpegts"), twelve)
     yield _clip("mpegts/mpeg2", encoded(twelve, "mpegts", "mpeg2video", rate=25), twelve, rate=25)
     yield _clip("mpeg/mpeg2", encoded(twelve, "mpeg", "mpeg2video", rate=25), twelve, rate=25)
@@ -211,7 +111,7 @@ def _containers() -> Iterator[Specimen]:
     yield _clip("gif/transparent", moving, seen, rate=10, tolerance=0.5)
     still = gif([(0, 0, indices[0])], palette, size=(16, 24))
     yield _clip("gif/one frame", still, table[indices[:1]], [0.0], tolerance=0.5)
-    alpha = np.full((12, *_SIZE, 1), 255, np.uint8)
+    alpha = np.full((12, *SIDES, 1), 255, np.uint8)
     alpha[:, :, 32:] = 0
     sheer = np.concatenate([twelve, alpha], axis=3)
     white = twelve.copy()
@@ -244,7 +144,9 @@ def _given() -> Iterator[Specimen]:
     yield _refuses("frames/too few timestamps", VideoFrames(five, timestamps=times[:4]), "metadata")
     yield _refuses("frames/timestamps that fall", VideoFrames(five, timestamps=times[::-1]), "metadata")
     yield _refuses("frames/timestamps that stand still", VideoFrames(five, timestamps=[0.0] * 5), "metadata")
-    yield _refuses("frames/timestamps of no number", VideoFrames(five, timestamps=[0, 1, 2, 3, float("nan")]), "metadata")
+    yield _refuses(
+        "frames/timestamps of no number", VideoFrames(five, timestamps=[0, 1, 2, 3, float("nan")]), "metadata"
+    )
     yield _refuses("frames/fps of 0", VideoFrames(five, fps=0.0), "metadata")
     yield _refuses("frames/fps below 0", VideoFrames(five, fps=-1.0), "metadata")
     yield _refuses("frames/fps without end", VideoFrames(five, fps=float("inf")), "metadata")
@@ -262,34 +164,18 @@ def _given() -> Iterator[Specimen]:
 def _streams() -> Iterator[Specimen]:
     twelve = pictures(12)
     yield _clip("mp4/with sound", encoded(twelve, sound=True), twelve)
-    yield _refuses("mp4/sound only", _sound("mp4", "aac"), "format")
-    yield _refuses("webm/sound only", _sound("webm", "libopus"), "format")
+    yield _refuses("mp4/sound only", _tone("mp4", "aac", "fltp"), "format")
+    yield _refuses("webm/sound only", _tone("webm", "libopus", "s16"), "format")
     yield _refuses("mp3/sound with a cover", _with_cover(), "format", note="a cover is no moving picture")
     yield _refuses("wav/sound", wav(bytes(2000), rate=8000), "format")
     lossless = encoded(twelve, "mov", "png", pix_fmt="rgb24")
     yield _refuses("mov/a codec that is not decoded", lossless, "codec")
 
 
-def _sound(container: str, codec: str) -> bytes:
-    av = import_av()
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as out:
-        _write_tone(av, out, codec)
-    return buffer.getvalue()
-
-
-def _write_tone(av: Any, out: Any, codec: str) -> None:
-    tone = out.add_stream(codec, rate=48_000, layout="mono")
-    tone.codec_context.flags |= av.codec.context.Flags.bitexact
-    out.start_encoding()
-    format = tone.codec_context.format.name
-    wave = np.sin(np.arange(9_600) * (2 * np.pi * 440 / 48_000)) / 2
-    levels = wave.astype(np.float32) if format.startswith("flt") else (wave * 32_767).astype(np.int16)
-    for start in range(0, len(levels), 960):
-        piece = av.AudioFrame.from_ndarray(levels[None, start : start + 960], format=format, layout="mono")
-        piece.sample_rate, piece.pts = 48_000, start
-        out.mux(tone.encode(piece))
-    out.mux(tone.encode(None))
+def _tone(container: str, codec: str, format: str) -> bytes:
+    levels = tone(9_600, 48_000)
+    levels = levels.astype(np.float32) if format == "fltp" else np.rint(levels * 32_767).astype(np.int16)
+    return encoded_sound(levels, 48_000, container, codec, format)
 
 
 def _with_cover() -> bytes:
@@ -297,7 +183,7 @@ def _with_cover() -> bytes:
     picture = b"\0image/png\0\x03\0" + png(pictures(1)[0])
     tag = b"APIC" + struct.pack(">IH", len(picture), 0) + picture
     size = bytes(len(tag) >> shift & 0x7F for shift in (21, 14, 7, 0))
-    return b"ID3\x03\0\0" + size + tag + _sound("mp3", "libmp3lame").removeprefix(b"")
+    return b"ID3\x03\0\0" + size + tag + _tone("mp3", "libmp3lame", "s16p")
 
 
 # ---------------------------------------------------------------- what must be refused
@@ -307,12 +193,14 @@ def _broken() -> Iterator[Specimen]:
     twelve = pictures(12)
     whole = encoded(twelve)
     broken = ("format", "broken", "empty")
-    yield _refuses("broken/mp4 without its end", whole[: whole.index(b"moov") - 4], *broken, note="its head is at its end")
-    first = encoded(twelve, muxer={"movflags": "faststart"})
+    yield _refuses(
+        "broken/mp4 without its end", whole[: whole.index(b"moov") - 4], *broken, note="its head is at its end"
+    )
+    first = head_first(encoded(twelve))
     yield _refuses("broken/mp4 without half of its frames", first[: (first.index(b"mdat") + len(first)) // 2], "broken")
     yield _refuses("broken/mp4 of a head alone", first[: first.index(b"mdat") - 4], *broken)
     yield _refuses("broken/empty", b"", "empty")
-    yield _refuses("broken/random", random.Random(3).randbytes(4000), "format")
+    yield _refuses("broken/random", noise(4000, 3), "format")
     yield _refuses("broken/zeros", bytes(4000), "format")
     none = encoded(twelve[:0], muxer={"movflags": "empty_moov+frag_keyframe"})
     yield _refuses("broken/mp4 without frames", none, *broken)
@@ -325,7 +213,8 @@ def _broken() -> Iterator[Specimen]:
     yield _refuses("bomb/webm whose frame is 16383 x 16383", huge, limit, "broken", "size")
     screen = gif([(0, 0, np.zeros((2, 2), int))], [9] * 384, size=(65_535, 65_535))
     yield _refuses("bomb/gif of 65535 x 65535", screen, limit, "broken")
-    for name, value in {"None": None, "a number": 3, "a dict": {}, "an open file": io.BytesIO(whole)}.items():
+    odd: dict[str, Any] = {"None": None, "a number": 3, "a dict": {}, "an open file": io.BytesIO(whole)}
+    for name, value in odd.items():
         yield _refuses(f"type/{name}", value, "type")
     yield _refuses("url/no base64", "data:video/mp4;base64,!!!!", "url")
     yield _refuses("path/missing", "there/is/no/such.mp4", "path")
@@ -333,7 +222,7 @@ def _broken() -> Iterator[Specimen]:
 
 def _noise(mp4: bytes) -> bytes:
     start, end = mp4.index(b"mdat") + 4, mp4.index(b"moov") - 4
-    return mp4[:start] + random.Random(4).randbytes(end - start) + mp4[end:]
+    return mp4[:start] + noise(end - start, 4) + mp4[end:]
 
 
 def _huge_entry(mp4: bytes) -> bytes:
@@ -369,4 +258,6 @@ def _foreign() -> Iterator[Specimen]:
         place = data.index(kind) - 4
         size = int.from_bytes(data[place : place + 4], "big") + grown
         data = data[:place] + struct.pack(">I", size) + data[place + 4 :]
-    yield _clip("mp4/frames said to lie in another file", data, pictures(3), note="they are read here, and nowhere else")
+    yield _clip(
+        "mp4/frames said to lie in another file", data, pictures(3), note="they are read here, and nowhere else"
+    )

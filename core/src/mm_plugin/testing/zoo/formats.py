@@ -18,6 +18,11 @@ _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
+def noise(size: int, seed: int) -> bytes:
+    """Bytes without any order, equal ones each time."""
+    return np.random.default_rng(seed).bytes(size)
+
+
 def chunk(kind: bytes, body: bytes) -> bytes:
     """One chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -188,9 +193,10 @@ def gif(
         height, width = indices.shape
         out += b"\x2c" + struct.pack("<4HB", left, top, width, height, flags)
         out += bytes(local).ljust(3 * 128, b"\0") if local else b""
+        rows = indices
         if interlaced:
-            indices = np.concatenate([indices[0::8], indices[4::8], indices[2::4], indices[1::2]])
-        codes = indices.astype(np.uint8).tobytes()
+            rows = np.concatenate([indices[0::8], indices[4::8], indices[2::4], indices[1::2]])
+        codes = rows.astype(np.uint8).tobytes()
         packed = b"".join(b"\x80" + codes[at : at + 100] for at in range(0, len(codes), 100)) + b"\x81"
         blocks = (packed[at : at + 255] for at in range(0, len(packed), 255))
         out += b"\x07" + b"".join(bytes([len(block)]) + block for block in blocks) + b"\0"

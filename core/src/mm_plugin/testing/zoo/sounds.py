@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import random
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from mm_plugin.media import AudioSamples
-from mm_plugin.media.containers import import_av
 from mm_plugin.structs import Modality
-from mm_plugin.testing.zoo.clips import encoded, pictures
-from mm_plugin.testing.zoo.formats import png, samples_of, wav
+from mm_plugin.testing.zoo.encoders import HERTZ, encoded, encoded_sound, pictures, tone
+from mm_plugin.testing.zoo.formats import noise, png, samples_of, wav
 from mm_plugin.testing.zoo.specimens import Sound, Specimen, refuses
 
-_HERTZ = 440.0
 _refuses = functools.partial(refuses, Modality.AUDIO)
 
 
@@ -32,14 +29,8 @@ def sounds() -> Iterator[Specimen]:
         yield from family()
 
 
-def tone(count: int, rate: int, channels: int = 1) -> np.ndarray:
-    """A tone [num_samples, channels] float64 of half the full scale, each channel weaker than the one before."""
-    wave = np.sin(np.arange(count) * (2 * np.pi * _HERTZ / rate)) / 2
-    return wave[:, None] / np.arange(1, channels + 1)
-
-
 def _sound(name: str, value: Any, samples: np.ndarray, rate: int, tolerance: float = 0.0, note: str = "") -> Specimen:
-    hertz = _HERTZ if len(samples) > rate // 20 else None
+    hertz = HERTZ if len(samples) > rate // 20 else None
     expected = Sound(len(samples), rate, samples.astype(np.float32), hertz, tolerance)
     return Specimen(name, Modality.AUDIO, value, expected, note=note)
 
@@ -85,46 +76,24 @@ def _waves() -> Iterator[Specimen]:
 # ---------------------------------------------------------------- by PyAV
 
 
-def _encoded(
-    levels: np.ndarray, rate: int, container: str, codec: str, format: str, options: dict[str, str] | None = None
-) -> bytes:
-    av = import_av()
-    buffer = io.BytesIO()
-    layout = {1: "mono", 2: "stereo"}[levels.shape[1]]
-    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as out:
-        stream: Any = out.add_stream(codec, rate=rate, layout=layout, options=options or {})
-        stream.codec_context.format = format
-        stream.codec_context.flags |= av.codec.context.Flags.bitexact
-        out.start_encoding()
-        size = stream.codec_context.frame_size or 1024
-        for start in range(0, len(levels), size):
-            part = levels[start : start + size]
-            packed = part.T if format.endswith("p") else part.reshape(1, -1)
-            piece = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format=format, layout=layout)
-            piece.sample_rate, piece.pts = rate, start
-            out.mux(stream.encode(piece))
-        out.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
 def _lossless() -> Iterator[Specimen]:
     for channels in (1, 2):
         whole = np.rint(tone(9000, 44_100, channels) * 32_767).astype(np.int16)
-        data = _encoded(whole, 44_100, "flac", "flac", "s16")
+        data = encoded_sound(whole, 44_100, "flac", "flac", "s16")
         mean = whole.astype(np.float64).mean(axis=1) / 32_768
         yield _sound(f"flac/{channels} channels", data, mean, 44_100, _ROUNDING)
     deep = (np.rint(tone(9000, 96_000) * 8_388_607).astype(np.int64) * 256).astype(np.int32)
-    data = _encoded(deep, 96_000, "flac", "flac", "s32", {"bits_per_raw_sample": "24"})
+    data = encoded_sound(deep, 96_000, "flac", "flac", "s32", {"bits_per_raw_sample": "24"})
     yield _sound("flac/24 bits, 96 kHz", data, deep[:, 0] / 2**31, 96_000, _ROUNDING)
     whole = np.rint(tone(8192, 44_100) * 32_767).astype(np.int16)
-    data = _encoded(whole, 44_100, "ipod", "alac", "s16p")
+    data = encoded_sound(whole, 44_100, "ipod", "alac", "s16p")
     yield _sound("m4a/alac", data, whole[:, 0] / 32_768, 44_100)
-    data = _encoded(whole, 44_100, "aiff", "pcm_s16be", "s16")
+    data = encoded_sound(whole, 44_100, "aiff", "pcm_s16be", "s16")
     yield _sound("aiff/16 bits", data, whole[:, 0] / 32_768, 44_100)
 
 
 def _lossy() -> Iterator[Specimen]:
-    for name, container, codec, format, rate, options in (
+    for name, container, codec, layout, rate, options in (
         ("mp3/44.1 kHz", "mp3", "libmp3lame", "s16p", 44_100, {}),
         ("mp3/8 kHz", "mp3", "libmp3lame", "s16p", 8_000, {}),
         ("ogg/opus", "ogg", "libopus", "s16", 48_000, {}),
@@ -137,12 +106,12 @@ def _lossy() -> Iterator[Specimen]:
         channels = 2 if codec == "vorbis" else 1  # FFmpeg's own encoder knows stereo only
         wave = tone(rate // 2, rate)
         wave = np.repeat(wave, channels, axis=1)
-        levels = wave.astype(np.float32) if format == "fltp" else np.rint(wave * 32_767).astype(np.int16)
-        data = _encoded(levels, rate, container, codec, format, options)
-        expected = Sound(len(levels), rate, hertz=_HERTZ, slack=4096)
+        levels = wave.astype(np.float32) if layout == "fltp" else np.rint(wave * 32_767).astype(np.int16)
+        data = encoded_sound(levels, rate, container, codec, layout, options)
+        expected = Sound(len(levels), rate, hertz=HERTZ, slack=4096)
         yield Specimen(name, Modality.AUDIO, data, expected, note="codecs add silence at the ends")
     film = encoded(pictures(12), sound=True)
-    expected = Sound(24_576, 48_000, hertz=_HERTZ, slack=2048)
+    expected = Sound(24_576, 48_000, hertz=HERTZ, slack=2048)
     yield Specimen("mp4/the sound of a film", Modality.AUDIO, film, expected)
 
 
@@ -187,7 +156,7 @@ def _broken() -> Iterator[Specimen]:
     whole = samples_of(np.rint(tone(2000, 16_000) * 32_767).astype(np.int64), 16)
     plain = wav(whole, rate=16_000)
     yield _refuses("broken/empty", b"", "empty")
-    yield _refuses("broken/random", random.Random(5).randbytes(3000), "format")
+    yield _refuses("broken/random", noise(3000, 5), "format")
     yield _refuses("broken/half a head", plain[:30], "format", "empty", "broken")
     yield _refuses("broken/head alone", plain[:44], "empty", "broken", "format")
     yield _refuses("broken/no samples told", wav(b"", rate=16_000), "empty", "format", "broken")
@@ -199,10 +168,11 @@ def _broken() -> Iterator[Specimen]:
     yield _refuses("broken/wav of 0 channels", wav(whole, rate=8_000, channels=0), "format", "broken", "codec", "rate")
     yield _refuses("broken/wav of 65535 channels", wav(whole, rate=8_000, channels=65_535), "format", "broken", "empty")
     yield _refuses("broken/wav of no known code", wav(whole, rate=8_000, code=0x7777), "codec", "format", "broken")
-    flac = _encoded(np.rint(tone(9000, 44_100) * 32_767).astype(np.int16), 44_100, "flac", "flac", "s16")
+    flac = encoded_sound(np.rint(tone(9000, 44_100) * 32_767).astype(np.int16), 44_100, "flac", "flac", "s16")
     yield _refuses("broken/flac of a head alone", flac[:60], "empty", "format", "broken")
     yield _refuses("bomb/wav of an hour in 3600 bytes", wav(bytes(3600), rate=1, bits=8), "max_audio_seconds")
-    for name, value in {"None": None, "a number": 3, "a dict": {}, "an open file": io.BytesIO(plain)}.items():
+    others: dict[str, Any] = {"None": None, "a number": 3, "a dict": {}, "an open file": io.BytesIO(plain)}
+    for name, value in others.items():
         yield _refuses(f"type/{name}", value, "type")
     yield _refuses("url/no base64", "data:audio/wav;base64,!!!!", "url")
     yield _refuses("path/missing", "there/is/no/such.wav", "path")

@@ -75,7 +75,8 @@ class Specimen(msgspec.Struct, frozen=True, eq=False):
         modality: as what it is sent.
         value: encoded bytes, or what else a request may hold.
         expected: what it shows; None where it is refused.
-        refused: how it may be refused, each the `reason` of a `MediaError` or the `setting` of a `LimitError`; empty where it is read.
+        refused: how it may be refused: the `reason` of a `MediaError` or the `setting` of a `LimitError`, any of these; empty where
+            it is read.
         note: why it must be so, where that is no matter of course.
         encoded_only: whether a PIL object of these bytes no longer holds what shows it rightly.
     """
@@ -150,17 +151,13 @@ def check(specimen: Specimen, *, value: Any = None, settings: Settings | None = 
     value = specimen.value if value is None else value
     path = f"{specimen.modality.argument}[0]"
     told = f"{specimen.name}: "
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
-        try:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
             found = read(specimen.modality, value, path=path, settings=settings, rate=_rate(specimen))
-        except RequestError as error:
-            reason = error.setting if isinstance(error, LimitError) else getattr(error, "reason", None)
-            assert specimen.refused, f"{told}it was refused: {error}"
-            assert reason in specimen.refused, f"{told}{reason} in place of {' or '.join(specimen.refused)}: {error}"
-            assert error.path == path, f"{told}the error names {error.path} in place of {path}"
-            assert error.message.startswith(path), f"{told}the message does not begin with the medium's place: {error}"
-            return error
+    except RequestError as error:
+        _check_refusal(told, specimen.refused, path, error)
+        return error
     assert not specimen.refused, f"{told}it was not refused"
     if isinstance(specimen.expected, Picture):
         _check_picture(told, specimen.expected, found.pixels)
@@ -227,7 +224,9 @@ def mutated(data: bytes, chooser: random.Random) -> bytes:
             case 1:
                 out[at] = chooser.choice((0, 1, 0x7F, 0x80, 0xFF))
             case 2:
-                out[at : at + 4] = chooser.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\x10\0"))
+                out[at : at + 4] = chooser.choice(
+                    (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\x10\0")
+                )
             case 3:
                 out[at:at] = out[at : at + chooser.randrange(1, 30)]
             case 4:
@@ -241,6 +240,14 @@ def mutated(data: bytes, chooser: random.Random) -> bytes:
 
 def _rate(specimen: Specimen) -> int:
     return specimen.expected.sampling_rate if isinstance(specimen.expected, Sound) else 16_000
+
+
+def _check_refusal(told: str, reasons: tuple[str, ...], path: str, error: RequestError) -> None:
+    reason = error.setting if isinstance(error, LimitError) else getattr(error, "reason", None)
+    assert reasons, f"{told}it was refused: {error}"
+    assert reason in reasons, f"{told}{reason} in place of {' or '.join(reasons)}: {error}"
+    assert error.path == path, f"{told}the error names {error.path} in place of {path}"
+    assert error.message.startswith(path), f"{told}the message does not begin with the medium's place: {error}"
 
 
 def _check_array(path: str, pixels: np.ndarray, shape: tuple[int, ...]) -> None:
