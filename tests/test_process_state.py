@@ -39,7 +39,7 @@ transformers.AutoTokenizer.from_pretrained(str(folder))
 before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
-from mm_plugin.testing import embed_in_chunks, photographs
+from mm_plugin.testing import embed_in_chunks, photographs, zoo
 with mm_plugin.discover() as registry:
     processor, encoder = registry.load_processor(folder), registry.load_encoder(folder)
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -48,6 +48,11 @@ with mm_plugin.discover() as registry:
     try:
         processor.process(slot, [b"broken"])
     except mm_plugin.MediaError:
+        pass
+for specimen in [*zoo.images(), *zoo.clips(), *zoo.sounds()]:
+    try:
+        zoo.check(specimen)
+    except AssertionError:
         pass
 after = state()
 print(json.dumps([name for name in before if before[name] != after[name]]))

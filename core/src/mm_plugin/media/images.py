@@ -18,7 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
 from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.heads import PNG_HEAD, inner_sizes
+from mm_plugin.media.inner import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
 from mm_plugin.media.sizes import WHITE, Color, Medium, Size
 from mm_plugin.media.sources import is_encoded, read_bytes

@@ -127,9 +127,11 @@ def forms(specimen: Specimen, folder: Path | str) -> Iterator[tuple[str, Any]]:
     yield "Path", file
     yield "file: URL", file.as_uri()
     if specimen.modality is Modality.IMAGE and specimen.expected is not None and not specimen.encoded_only:
-        yield "PIL", Image.open(io.BytesIO(data))
-        loaded = Image.open(io.BytesIO(data))
-        loaded.load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opened, loaded = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(data))
+            loaded.load()
+        yield "PIL", opened
         yield "PIL, loaded", loaded
 
 
