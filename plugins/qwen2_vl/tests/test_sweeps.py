@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, Registry, discover
-from mm_plugin.testing import photographs, sweep_options, sweep_provenance
+from mm_plugin.testing import photographs, sweep_options, sweep_provenance, zoo
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 
@@ -48,3 +48,12 @@ def test_every_option_that_changes_an_image_changes_its_source_key(registry: Reg
 @pytest.mark.case("2.1")
 def test_no_text_in_a_message_becomes_a_token_of_the_model(registry: Registry, folder: Path) -> None:
     assert sweep_provenance(registry.load_processor(folder), medium=photographs()[1][1], rounds=300) == 0
+
+
+@pytest.mark.case("1.7")
+@pytest.mark.case("1.10")
+def test_every_odd_image_is_taken_or_refused_as_it_must(registry: Registry, folder: Path) -> None:
+    thin = ("png/1 x 300", "png/300 x 1")  # a side over 200 times the other
+    taken = zoo.sweep(registry.load_processor(folder), zoo.images(), may_refuse=thin)
+    assert len(taken) > 100
+    assert not set(thin) & set(taken)

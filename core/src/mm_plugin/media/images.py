@@ -126,6 +126,8 @@ class ImageSource:
             return self._image
         if self._value is not None:
             with _lock_of(self._value):
+                if isinstance(self._value, TiffImageFile):
+                    self._check_tiles(self._value)
                 self._value.load()
                 self._orientation = _orientation(self._value)
             self._image = self._value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
 from mm_plugin.structs import Modality
 from mm_plugin.testing.zoo.formats import (
@@ -58,24 +58,15 @@ _refuses = functools.partial(refuses, Modality.IMAGE)
 
 
 def images() -> Iterator[Specimen]:
-    """Every odd image, equal bytes each time."""
-    for family in (
-        _jpeg,
-        _png,
-        _png_odd,
-        _gif,
-        _webp,
-        _tiff,
-        _bmp,
-        _icon,
-        _other,
-        _pil,
-        _arrays,
-        _broken,
-        _bombs,
-        _foreign,
-    ):
+    """Every odd image, equal bytes each time; of formats whose libraries Pillow was built without, none."""
+    always = (_jpeg, _png, _png_odd, _gif, _bmp, _icon, _netpbm, _pil, _arrays, _broken, _bombs, _foreign)
+    optional = {"webp": (_webp, _webp_bombs), "libtiff": (_tiff,), "jpg_2000": (_jpeg2000,), "avif": (_avif,)}
+    for family in always:
         yield from family()
+    for feature, families in optional.items():
+        if features.check(feature):
+            for family in families:
+                yield from family()
 
 
 def _saved(pixels: np.ndarray | Image.Image, format: str, **options: Any) -> bytes:
@@ -537,7 +528,7 @@ def _head_only(height: int, width: int) -> bytes:
     )
 
 
-def _other() -> Iterator[Specimen]:
+def _netpbm() -> Iterator[Specimen]:
     yield shows("ppm/8 bits", b"P6 24 16 255\n" + FINE.tobytes(), FINE)
     wide = (np.arange(10 * 7 * 3) * 1543 % 65536).reshape(10, 7, 3)
     narrow = np.rint(wide / 257).astype(np.uint8)
@@ -555,14 +546,33 @@ def _other() -> Iterator[Specimen]:
     yield shows("pbm/one bit", b"P4 13 9\n" + np.packbits(bilevel, axis=1).tobytes(), shown)
     yield _refuses("pfm/floats", b"Pf 2 1 -1.0\n" + struct.pack("<2f", 0.5, 1.0), "mode", "format")
     yield _refuses("ppm/cut", b"P6 24 16 255\n" + FINE.tobytes()[:-9], "broken")
+
+
+def _jpeg2000() -> Iterator[Specimen]:
+    wide = (np.arange(10 * 7) * 1543 * 3 % 65536).reshape(10, 7)
+    narrow = np.rint(wide / 257).astype(np.uint8)
     yield shows("jpeg2000/lossless", _saved(FINE, "JPEG2000", irreversible=False), FINE)
     yield shows("jpeg2000/bare codestream", _saved(FINE, "JPEG2000", irreversible=False, no_jp2=True), FINE)
     alpha = (np.arange(16 * 24) * 11 % 256).astype(np.uint8).reshape(16, 24)
     sheer = np.dstack([FINE, alpha])
     yield shows("jpeg2000/transparent", _saved(sheer, "JPEG2000", irreversible=False), _over_white(FINE, alpha), 1)
-    deep = Image.frombytes("I;16", (7, 10), wide[:, :, 0].astype("<u2").tobytes())
-    yield shows("jpeg2000/gray of 16 bits", _saved(deep, "JPEG2000", irreversible=False), _rgb(narrow[:, :, 0]))
+    deep = Image.frombytes("I;16", (7, 10), wide.astype("<u2").tobytes())
+    yield shows("jpeg2000/gray of 16 bits", _saved(deep, "JPEG2000", irreversible=False), _rgb(narrow))
     yield _refuses("jpeg2000/cut", _saved(FINE, "JPEG2000", irreversible=False)[:-400], "broken")
+    limit = "max_image_pixels"
+    j2k = _saved(FINE, "JPEG2000", irreversible=False)
+    size = j2k.index(b"\xff\x4f\xff\x51") + 8  # width, height, offsets, tile width, tile height
+    large = j2k[:size] + struct.pack(">6I", 60_000, 60_000, 0, 0, 60_000, 60_000) + j2k[size + 24 :]
+    yield _refuses("bomb/jpeg2000 whose codestream is larger than its head", large, limit)
+    head = j2k.index(b"ihdr") + 4
+    yield _refuses("bomb/jpeg2000", j2k[:head] + struct.pack(">2I", 60_000, 60_000) + j2k[head + 8 :], limit)
+    j2k = _saved(FINE, "JPEG2000", irreversible=False, no_jp2=True)
+    size = j2k.index(b"\xff\x4f\xff\x51") + 8
+    many = j2k[:size] + struct.pack(">8I", 255, 255, 0, 0, 1, 1, 0, 0) + j2k[size + 32 :]
+    yield _refuses("bomb/jpeg2000 of 65025 tiles", many, "broken", note="a decoder keeps kilobytes for each")
+
+
+def _avif() -> Iterator[Specimen]:
     avif = {"quality": 100, "subsampling": "4:4:4", "speed": 10, "max_threads": 1}
     yield shows("avif/nearly lossless", _saved(BLOCKS, "AVIF", **avif), BLOCKS, _LOSSY)
     flat = np.dstack([BLOCKS, np.full((16, 24), 255, np.uint8)])
@@ -577,6 +587,11 @@ def _other() -> Iterator[Specimen]:
     )
     yield shows("avif/animated, the first frame", moving, BLOCKS, _LOSSY)
     yield _refuses("avif/cut", _saved(BLOCKS, "AVIF", **avif)[:-100], "broken", "format")
+    limit = "max_image_pixels"
+    yield _refuses("bomb/avif whose picture is larger than its head", _small_head(), limit)
+    plain = _saved(BLOCKS, "AVIF", speed=10, max_threads=1)
+    ispe = plain.index(b"ispe") + 8
+    yield _refuses("bomb/avif", plain[:ispe] + struct.pack(">2I", 16_000, 16_000) + plain[ispe + 8 :], limit, "broken")
 
 
 def _timeless(data: bytes) -> bytes:
@@ -714,26 +729,16 @@ def _bombs() -> Iterator[Specimen]:
     tiles = {**tiles, _TILE_WIDTH: 16_384, _TILE_HEIGHT: 16_384}
     yield _refuses("bomb/tiff with a tile of 16384 x 16384", tiff(zlib.compress(bytes(999)), tiles), limit)
     yield _refuses("bomb/ppm", b"P6 100000 100000 255\n", limit)
+
+
+def _webp_bombs() -> Iterator[Specimen]:
+    limit = "max_image_pixels"
     yield _refuses("bomb/webp whose canvas is 16384 x 16384", _large_canvas(16_384), limit)
     yield _refuses("bomb/webp whose canvas is 9500 x 9500", _large_canvas(9_500), limit)
     lossless = _saved(FINE, "WEBP", lossless=True)
     at = lossless.index(b"VP8L") + 9  # 14 bits of width - 1, as many of height - 1
     large = lossless[:at] + struct.pack("<I", 16_383 | 16_383 << 14 | 1 << 28) + lossless[at + 4 :]
     yield _refuses("bomb/webp of 16384 x 16384, lossless", large, limit)
-    j2k = _saved(FINE, "JPEG2000", irreversible=False)
-    size = j2k.index(b"\xff\x4f\xff\x51") + 8  # width, height, offsets, tile width, tile height
-    large = j2k[:size] + struct.pack(">6I", 60_000, 60_000, 0, 0, 60_000, 60_000) + j2k[size + 24 :]
-    yield _refuses("bomb/jpeg2000 whose codestream is larger than its head", large, limit)
-    head = j2k.index(b"ihdr") + 4
-    yield _refuses("bomb/jpeg2000", j2k[:head] + struct.pack(">2I", 60_000, 60_000) + j2k[head + 8 :], limit)
-    avif = _saved(BLOCKS, "AVIF", speed=10, max_threads=1)
-    ispe = avif.index(b"ispe") + 8
-    j2k = _saved(FINE, "JPEG2000", irreversible=False, no_jp2=True)
-    size = j2k.index(b"\xff\x4f\xff\x51") + 8
-    many = j2k[:size] + struct.pack(">8I", 255, 255, 0, 0, 1, 1, 0, 0) + j2k[size + 32 :]
-    yield _refuses("bomb/jpeg2000 of 65025 tiles", many, "broken", note="a decoder keeps kilobytes for each")
-    yield _refuses("bomb/avif whose picture is larger than its head", _small_head(), limit)
-    yield _refuses("bomb/avif", avif[:ispe] + struct.pack(">2I", 16_000, 16_000) + avif[ispe + 8 :], limit, "broken")
 
 
 def _large_frame() -> bytes:
