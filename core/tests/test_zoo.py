@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import random
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -27,7 +28,7 @@ from mm_plugin.settings import Settings
 from mm_plugin.structs import Modality
 from mm_plugin.testing import zoo
 from mm_plugin.testing.zoo import Specimen
-from mm_plugin.testing.zoo.formats import png, tiff, wav
+from mm_plugin.testing.zoo.formats import box, png, tiff, wav
 
 pytest.importorskip("av")
 
@@ -301,6 +302,59 @@ def test_a_canvas_over_the_setting_is_not_made(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_inner_sizes_are_those_of_the_pictures_within(name: str, sizes: set[tuple[int, int]], world: Zoo) -> None:
     assert set(inner.inner_sizes(named(world.images, name).value)) == sizes
+
+
+@pytest.mark.parametrize("pieces", [65_535, 3])
+def test_an_avif_in_many_pieces_is_not_put_together_without_end(pieces: int) -> None:
+    """Extents of no stated length, each of which is the whole file."""
+    item = struct.pack(">3H", 1, 0, pieces)  # no field of an extent has any bits
+    location = box(b"iloc", struct.pack(">I2BH", 0, 0, 0, 1), item)
+    data = box(b"ftyp", b"avif\0\0\0\0avif") + box(b"meta", bytes(4), location) + box(b"mdat", bytes(100_000))
+
+    def refuse() -> None:
+        with pytest.raises(MediaError, match="too many pieces"):
+            list(inner.inner_sizes(data))
+
+    assert traced(refuse) < 3_000_000
+
+
+def test_an_avif_of_many_units_is_not_followed_without_end() -> None:
+    item = struct.pack(">3H", 1, 0, 1) + struct.pack(">2I", 0, 0)
+    location = box(b"iloc", struct.pack(">I2BH", 0, 0x44, 0, 1), item)
+    head = box(b"ftyp", b"avif\0\0\0\0avif")
+    # The file from its beginning on is no AV1 stream, so that only the item that lies in `mdat` counts.
+    start = len(head) + len(box(b"meta", bytes(4), location)) + 8
+    location = location[:-8] + struct.pack(">2I", start, 0)
+    data = head + box(b"meta", bytes(4), location) + box(b"mdat", b"\x12\0" * 70_000)
+    with pytest.raises(MediaError, match="too many pieces"):
+        list(inner.inner_sizes(data))
+
+
+@pytest.mark.parametrize("flags", range(8))
+def test_the_sequence_header_is_read_in_its_long_form_too(flags: int) -> None:
+    """Source: AV1 specification, section 5.5.1; timing, decoder model and display delay in all combinations that there are."""
+    timing, model, delay = flags & 1, flags >> 1 & 1, flags >> 2 & 1
+    bits = "000" + "0" + "0" + str(timing)
+    if timing:
+        bits += f"{1:032b}{25:032b}" + "1" + "00101" + str(model)  # equal intervals, of 5 ticks - 1
+        if model:
+            bits += f"{9:05b}{1:032b}{9:05b}{9:05b}"
+    bits += str(delay) + f"{1:05b}"
+    for level in (8, 3):
+        bits += f"{0:012b}{level:05b}" + ("1" if level > 7 else "")
+        if timing and model:
+            bits += "1" + "0" * 20 + "1"
+        if delay:
+            bits += "1" + "0110"
+    bits += f"{10:04b}{8:04b}" + f"{1279:011b}{479:09b}" + "0" * 40
+    bits += "0" * (-len(bits) % 8)
+    header = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    item = b"\x12\0" + bytes([0x0A, len(header)]) + header
+    head = box(b"ftyp", b"avif\0\0\0\0avif")
+    entry = struct.pack(">I2BH", 0, 0x44, 0, 1) + struct.pack(">3H", 1, 0, 1)
+    start = len(head) + len(box(b"meta", bytes(4), box(b"iloc", entry, bytes(8)))) + 8
+    meta = box(b"meta", bytes(4), box(b"iloc", entry, struct.pack(">2I", start, len(item))))
+    assert list(inner.inner_sizes(head + meta + box(b"mdat", item))) == [(480, 1280)]
 
 
 def test_a_file_of_16_gib_is_refused_after_its_first_bytes(tmp_path: Path) -> None:

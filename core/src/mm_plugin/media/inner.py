@@ -14,11 +14,15 @@ ICO = b"\0\0\1\0"
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
 _J2K = b"\xff\x4f\xff\x51"  # start of a codestream, and of the segment that says its size
+_JP2 = b"\0\0\0\x0cjP  "
 _MOST_TILES = (
     4096  # the decoder keeps 12 kB for each from the start, measured; 4096 of 256 x 256 are three times the usual limit
 )
 _SEQUENCE_HEADER = 1
-_MOST_UNITS = 4096  # of one AV1 picture; encoders write a handful
+_LONGEST_HEADER = 1024  # bytes; 32 operating points take fewer
+# What is followed in one AVIF file; encoders write one piece for each item, and a handful of units.
+_MOST_PIECES = 16_384
+_MOST_UNITS = 65_536
 
 
 def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
@@ -28,7 +32,8 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
     sizes of their own, which their decoders allocate whatever the file's head says.
 
     Raises:
-        MediaError: a JPEG 2000 picture of so many tiles that those alone would take much memory.
+        MediaError: a JPEG 2000 picture of so many tiles that those alone would take much memory, or an AVIF file in more pieces
+            than are followed.
     """
     try:
         if data[:4] == ICO:
@@ -37,8 +42,12 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
             yield from _webp(data)
         elif data[4:8] == b"ftyp":
             yield from _avif(data)
-        elif data[:4] == _J2K or data[4:8] == b"jP  ":
-            yield from _jpeg2000(data)
+        elif data[:4] == _J2K:
+            yield _codestream(data, 0)
+        elif data[:8] == _JP2:
+            for kind, start, _ in _boxes(data, 0, len(data)):
+                if kind == b"jp2c":
+                    yield _codestream(data, start)
     except (struct.error, IndexError, EOFError):
         return  # cut off: there is nothing behind it that a decoder could read
 
@@ -76,15 +85,12 @@ def _webp(data: bytes) -> Iterator[tuple[int, int]]:
         start = body + 16 if kind == b"ANMF" else body + size + size % 2
 
 
-def _jpeg2000(data: bytes) -> Iterator[tuple[int, int]]:
-    """Of every codestream. Source: ISO/IEC 15444-1, A.5.1."""
-    at = data.find(_J2K)
-    while at >= 0:
-        right, bottom, left, top, width, height = struct.unpack_from(">6I", data, at + 8)
-        yield max(0, bottom - top), max(0, right - left)
-        if -(-right // max(1, width)) * -(-bottom // max(1, height)) > _MOST_TILES:
-            raise MediaError(f"a JPEG 2000 picture of more than {_MOST_TILES} tiles", reason="broken")
-        at = data.find(_J2K, at + 4)
+def _codestream(data: bytes, start: int) -> tuple[int, int]:
+    """Of a JPEG 2000 codestream. Source: ISO/IEC 15444-1, A.5.1."""
+    right, bottom, left, top, width, height = struct.unpack_from(">6I", data, start + 8)
+    if -(-right // max(1, width)) * -(-bottom // max(1, height)) > _MOST_TILES:
+        raise MediaError(f"a JPEG 2000 picture of more than {_MOST_TILES} tiles", reason="broken")
+    return max(0, bottom - top), max(0, right - left)
 
 
 # ---------------------------------------------------------------- AVIF
@@ -92,12 +98,26 @@ def _jpeg2000(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _avif(data: bytes) -> Iterator[tuple[int, int]]:
     """Of every AV1 picture that is an item of the file, or the first of a track."""
+    units = _Budget(_MOST_UNITS)
     for kind, start, end in _boxes(data, 0, len(data)):
         if kind == b"meta":
-            yield from _items(data, start + 4, end)
+            for item in _items(data, start + 4, end):
+                yield from _av1(item, units)
         elif kind == b"moov":
-            for offset in _chunks(data, start, end):
-                yield from _av1(data[offset:])
+            for sample in _first_samples(data, start, end):
+                yield from _av1(sample, units)
+
+
+class _Budget:
+    """How much of a file is still followed; more is refused, since a decoder might go on where this stops."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def spend(self, amount: int = 1) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise MediaError("the AVIF file is in too many pieces", reason="broken")
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -114,16 +134,22 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
         start = stop
 
 
-def _items(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _items(data: bytes, start: int, end: int) -> Iterator[memoryview]:
+    """What each item of the file holds."""
     inside = {kind: (body, stop) for kind, body, stop in _boxes(data, start, end)}
     if b"iloc" not in inside:
         return
+    whole, pieces, copied = memoryview(data), _Budget(_MOST_PIECES), _Budget(2 * len(data))
     own = inside.get(b"idat", (0, 0))[0]
-    for extents in _extents(data, own, *inside[b"iloc"]):
-        yield from _av1(b"".join(data[offset : offset + length if length else None] for offset, length in extents))
+    for extents in _extents(data, own, *inside[b"iloc"], pieces):
+        parts = [whole[offset : offset + length if length else None] for offset, length in extents]
+        if len(parts) > 1:
+            copied.spend(sum(map(len, parts)))
+            parts = [memoryview(b"".join(parts))]
+        yield from parts
 
 
-def _extents(data: bytes, own: int, start: int, end: int) -> Iterator[list[tuple[int, int]]]:
+def _extents(data: bytes, own: int, start: int, end: int, pieces: _Budget) -> Iterator[list[tuple[int, int]]]:
     """(offset, length) of each piece of each item; length 0 is up to the end. Source: ISO/IEC 14496-12, section 8.11.3."""
     reader = _Bits(data[start:end])
     version = reader.take(8)
@@ -131,12 +157,14 @@ def _extents(data: bytes, own: int, start: int, end: int) -> Iterator[list[tuple
     offset_bits, length_bits, base_bits, index_bits = (8 * reader.take(4) for _ in range(4))
     wide = 32 if version == 2 else 16
     for _ in range(reader.take(wide)):
+        pieces.spend()
         reader.take(wide)
         within = bool(version and reader.take(16) & 15 == 1)
         reader.take(16)
         base = reader.take(base_bits) + (own if within else 0)
         extents = []
         for _ in range(reader.take(16)):
+            pieces.spend()
             if version:
                 reader.take(index_bits)
             offset, length = base + reader.take(offset_bits), reader.take(length_bits)
@@ -144,22 +172,24 @@ def _extents(data: bytes, own: int, start: int, end: int) -> Iterator[list[tuple
         yield extents
 
 
-def _chunks(data: bytes, start: int, end: int) -> Iterator[int]:
-    """Where the first sample of each track lies."""
-    for kind, body, stop in _boxes(data, start, end):
+def _first_samples(data: bytes, start: int, end: int) -> Iterator[memoryview]:
+    """The first sample of each track. Source: ISO/IEC 14496-12, sections 8.7.3 and 8.7.5."""
+    inside = list(_boxes(data, start, end))
+    table = {kind: body for kind, body, _ in inside}
+    for kind, body, stop in inside:
         if kind in (b"trak", b"mdia", b"minf", b"stbl"):
-            yield from _chunks(data, body, stop)
+            yield from _first_samples(data, body, stop)
         elif kind in (b"stco", b"co64"):
             (offset,) = struct.unpack_from(">I" if kind == b"stco" else ">Q", data, body + 8)
-            yield offset
+            size, _, first = struct.unpack_from(">3I", data, table[b"stsz"] + 4) if b"stsz" in table else (0, 0, 0)
+            yield memoryview(data)[offset : offset + (size or first)]
 
 
-def _av1(data: bytes) -> Iterator[tuple[int, int]]:
+def _av1(data: memoryview, units: _Budget) -> Iterator[tuple[int, int]]:
     """Of every sequence header in an AV1 stream; nothing of what is none. Source: AV1 specification, sections 5.3 and 5.5."""
     at = 0
-    for _ in range(_MOST_UNITS):
-        if at >= len(data) or data[at] & 0x80:
-            return
+    while at < len(data) and not data[at] & 0x80:
+        units.spend()
         kind, extended, sized = data[at] >> 3 & 15, data[at] >> 2 & 1, data[at] >> 1 & 1
         at += 1 + extended
         size = len(data) - at
@@ -172,7 +202,7 @@ def _av1(data: bytes) -> Iterator[tuple[int, int]]:
                 if byte < 0x80:
                     break
         if kind == _SEQUENCE_HEADER:
-            yield _sequence_size(_Bits(data[at : at + size]))
+            yield _sequence_size(_Bits(bytes(data[at : at + min(size, _LONGEST_HEADER)])))
         at += size
 
 
