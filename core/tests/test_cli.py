@@ -103,6 +103,24 @@ def test_doctor_names_a_class_that_a_spec_cannot_have(site: Any) -> None:
     assert found["missing"] == "nowhere"
 
 
+def test_doctor_names_a_tokenizer_that_a_spec_cannot_have(site: Any) -> None:
+    files = {
+        "mm_plugin_bad/classes.py": (
+            "from mm_plugin import BaseOptions, Encoder, ModelProcessor\n"
+            "class Processor(ModelProcessor):\n    Options = BaseOptions\n"
+            "class Model(Encoder):\n    pass\n"
+        )
+    }
+    where = {"processor": "mm_plugin_bad.classes:Processor", "encoder": "mm_plugin_bad.classes:Model"}
+    source = site.hooks({"name": "bad", "architectures": ("Bad",), "tokenizer": "mm_plugin_bad.classes:gone", **where})
+    site.install("mm-plugin-bad", source, files=files, architectures=["Bad"])
+    done = command(site, "doctor", "mm_plugin_bad", "--json")
+    found = record(done, "mm_plugin_bad")
+    assert done.returncode == 1
+    assert found["stage"] == "classes"
+    assert "gone" in found["error"]
+
+
 @pytest.mark.parametrize(
     ("source", "code", "part"),
     [
