@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mm_plugin.cli.main import main
-from mm_plugin.cli.picture import draw
+from mm_plugin.cli.picture import draw, row_view
 from mm_plugin.errors import MMPluginError
 
 HEAVY = ("torch", "transformers", "numpy", "PIL")
@@ -191,7 +191,7 @@ def test_the_picture_shows_text_and_items_in_prompt_order() -> None:
     ids = np.arange(8)
     output = MultimodalProcessorOutput(input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0, mm_items=[item])
     boxes = RowBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
-    sheet = np.asarray(draw([("cat", photographs()[1][1], boxes)], output, chunk=4))
+    sheet = np.asarray(draw([[row_view("cat", photographs()[1][1], boxes)]], output, chunk=4))
     # The strip is the last rows of cells: count the runs of the first item's colour and of text in one line of pixels.
     line = next(row for row in sheet[::-1] if (row == (0, 114, 178)).all(axis=1).any())
     blue, gray = ((line == colour).all(axis=1) for colour in ((0, 114, 178), (176, 176, 182)))
