@@ -89,10 +89,16 @@ def conversation_ids(
         returns [n] int64, unexpanded.
 
     Raises:
-        RequestError: a role is unknown, or an answer holds an image.
+        RequestError: a message has no text, a role is unknown, or an answer holds an image.
     """
     for index, message in enumerate(messages):
-        if message.get("role") in ("assistant", ASSISTANT) and IMAGE in str(message.get("content")):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, str):
+            raise RequestError(
+                f"messages[{index}]: a message is an object with a role, and text as its content",
+                path=f"messages[{index}]",
+            )
+        if message.get("role") in ("assistant", ASSISTANT) and IMAGE in content:
             raise RequestError(f"messages[{index}]: an answer holds no {IMAGE}", path=f"messages[{index}]")
     try:
         text = tokenizer.apply_chat_template(
