@@ -64,7 +64,7 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
 
 
 def _reference(image: Image.Image, columns: int, rows: int) -> torch.Tensor:
-    """Pillow pads and crops; each tile becomes a float tensor, is scaled and normalised; all are stacked."""
+    """Pillow pads and crops; each tile becomes a float tensor, is scaled, copied and normalised, as torchvision does; all are stacked."""
     views = [ImageOps.pad(image, (SIDE, SIDE), color=GRAY)]
     view = ImageOps.pad(image, (columns * SIDE, rows * SIDE), color=GRAY)
     for top in range(0, rows * SIDE, SIDE):
@@ -73,7 +73,7 @@ def _reference(image: Image.Image, columns: int, rows: int) -> torch.Tensor:
     tensors = []
     for tile in views:
         levels = torch.from_numpy(np.array(tile, copy=True)).permute(2, 0, 1).contiguous()
-        tensors.append(levels.to(torch.float32).div(255).sub_(mean).div_(std))
+        tensors.append(levels.to(torch.float32).div(255).clone().sub_(mean).div_(std))
     return torch.stack(tensors)
 
 

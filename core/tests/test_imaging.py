@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +293,27 @@ def test_several_boxes_are_each_their_own_and_one_may_be_the_picture() -> None:
     assert np.array_equal(found[0], pixels)
     for box, array in zip(boxes, found, strict=True):
         assert np.array_equal(array, np.asarray(ImageOps.pad(Image.fromarray(pixels), box[::-1], color=(1, 2, 3))))
+
+
+@pytest.mark.parametrize("rule", ["torch", "pillow"])
+def test_boxes_of_a_large_picture_are_made_side_by_side(rule: imaging.ResizeRule) -> None:
+    pixels = picture(900, 1200)
+    boxes = [(90, 120), (200, 300), (900, 1200), (45, 60)]
+    seen: list[int] = []
+    thread = threading.get_ident
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Any:
+            return super().submit(lambda: (seen.append(thread()), call(*arguments, **named))[1])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(imaging, "ThreadPoolExecutor", Watched)
+        together = imaging.letterbox(pixels, boxes, color=(1, 2, 3), rule=rule)
+    assert len(seen) == 3
+    assert thread() not in seen
+    for box, found in zip(boxes, together, strict=True):
+        (alone,) = imaging.letterbox(pixels, [box], color=(1, 2, 3), rule=rule)
+        assert np.array_equal(found, alone)
 
 
 def test_a_picture_of_which_nothing_is_left_leaves_an_empty_box() -> None:
