@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem, UsageError
+from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem
+from mm_plugin.checkpoint import check_tensors
 from mm_plugin.imaging import normalisation_table
 from mm_plugin_qwen2vl.processor import Qwen2VLOptions
 
@@ -46,7 +47,8 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
         with torch.device(device), _EmptyOnMeta():
             tower = Qwen2VisionTransformerPretrainedModel(config)
         tensors = checkpoint.tensors(PREFIXES, device=device, dtype=dtype)
-        _check_tensors(tensors, tower.state_dict(), checkpoint)
+        what = f"{checkpoint.folder}: its tensors under {' or '.join(PREFIXES)} are not those of its vision tower"
+        check_tensors(tensors, tower.state_dict(), what=what)
         tower.load_state_dict(tensors, strict=True, assign=True)
         return cls(tower.eval().requires_grad_(False), Qwen2VLOptions.from_checkpoint(checkpoint, (Modality.IMAGE,)))
 
@@ -83,25 +85,3 @@ class _EmptyOnMeta(TorchFunctionMode):
         if func is torch.empty and keywords.get("device") is None:
             keywords["device"] = "meta"
         return func(*args, **keywords)
-
-
-def _check_tensors(
-    tensors: Mapping[str, torch.Tensor], tower: Mapping[str, torch.Tensor], checkpoint: Checkpoint
-) -> None:
-    """Refuse tensors that are not exactly the tower's, by their first names."""
-    faults = {
-        "missing": [name for name in tower if name not in tensors],
-        "unexpected": [name for name in tensors if name not in tower],
-        "of another shape": [
-            f"{name} {list(tensors[name].shape)} where its config.json says {list(tower[name].shape)}"
-            for name in tower
-            if name in tensors and tensors[name].shape != tower[name].shape
-        ],
-    }
-    said = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
-    if said:
-        raise UsageError(
-            f"{checkpoint.folder}: its tensors under {' or '.join(PREFIXES)} are not those of its vision tower: "
-            f"{'; '.join(said)}",
-            argument="checkpoint",
-        )
