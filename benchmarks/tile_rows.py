@@ -64,7 +64,7 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
 
 
 def _reference(image: Image.Image, columns: int, rows: int) -> torch.Tensor:
-    """Pillow pads and crops; each tile becomes a float tensor, is scaled, copied and normalised, as torchvision does; all are stacked."""
+    """Pillow pads and crops; each tile becomes a float tensor, normalised as torchvision does it, and all are stacked."""
     views = [ImageOps.pad(image, (SIDE, SIDE), color=GRAY)]
     view = ImageOps.pad(image, (columns * SIDE, rows * SIDE), color=GRAY)
     for top in range(0, rows * SIDE, SIDE):

@@ -24,6 +24,7 @@ from mm_plugin import (
     discover,
     embed_mm_inputs,
 )
+from mm_plugin.cli.main import main
 from mm_plugin.cli.picture import draw
 from mm_plugin.testing import CallCounter, embed_in_chunks
 from mm_plugin_deepseekvl2.demo import DeepseekVL2Demo
@@ -179,6 +180,19 @@ def test_async_equals_sync(processor: ModelProcessor, noisy: Any) -> None:
     left = processor.process("<image> <image>", images)
     right = asyncio.run(processor.process_async("<image> <image>", images))
     assert np.array_equal(left.padded_input_ids, right.padded_input_ids)
+
+
+def test_the_command_shows_it_and_everything_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    picture = tmp_path / "demo.png"
+    assert main(["demo", "--model", "deepseek_vl2", "--chunk", "512", "--picture", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "embeddings, plain torch" in said
+    assert "everything agrees" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])
