@@ -17,14 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import mm_plugin
-from mm_plugin.cli.picture import draw
+from mm_plugin.cli.picture import draw, row_view
 from mm_plugin.cli.plugins import plugin_table
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
 from mm_plugin.media import open_image
 from mm_plugin.registry import Registry, discover
 from mm_plugin.settings import Settings
-from mm_plugin.testing import Demo, embed_in_chunks, photographs
+from mm_plugin.testing import Demo, DrawsViews, View, embed_in_chunks, photographs
 
 if TYPE_CHECKING:
     from mm_plugin.processor import ModelProcessor
@@ -159,11 +159,12 @@ class _Show:
         for column in ("ours with", "largest difference", "allowed", "encoder calls"):
             table.add_column(column)
         self._row(table, f"{parts} chunks of {self._chunk}, the whole", _apart(chunked, whole), 1e-5, calls_chunked)
-        self._row(table, "embeddings, transformers", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
-        self._row(table, "logits, transformers", _apart(logits, reference.logits), 1e-4)
+        name = self._demo.reference_name
+        self._row(table, f"embeddings, {name}", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, f"logits, {name}", _apart(logits, reference.logits), 1e-4)
         if reference.position_ids is not None and output.mrope_positions is not None:
             apart = int(np.abs(output.mrope_positions - reference.position_ids).max())
-            self._row(table, "positions, transformers", apart, 0)
+            self._row(table, f"positions, {name}", apart, 0)
         self._console.print(table)
 
     def repeat(self) -> None:
@@ -197,15 +198,14 @@ class _Show:
     def paint(self, file: Path) -> None:
         """The photographs with their grids, and the prompt as a strip of tokens."""
         items = self._output.mm_items
-        draw(
-            [
-                (name, data, self._demo.row_boxes(self._processor, item))
-                for name, data, item in zip(self._names, self._images, items, strict=True)
-            ],
-            self._output,
-            chunk=self._chunk,
-        ).save(file, format="PNG")
+        views = [self._views(*entry) for entry in zip(self._names, self._images, items, strict=True)]
+        draw(views, self._output, chunk=self._chunk).save(file, format="PNG")
         self._console.print(f"picture  {escape(str(file))}", highlight=False)
+
+    def _views(self, name: str, data: bytes, item: MultimodalDataItem) -> Sequence[View]:
+        if isinstance(self._demo, DrawsViews):
+            return self._demo.views(self._processor, item, name, data)
+        return [row_view(name, data, self._demo.row_boxes(self._processor, item))]
 
     def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
         cache = self._registry.embedding_cache if cached else None

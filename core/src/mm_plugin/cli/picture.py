@@ -1,4 +1,4 @@
-"""Draws a processed prompt: each photograph with the grid of its rows, and the prompt as a strip of coloured tokens."""
+"""Draws a processed prompt: what the model sees of each photograph, and the prompt as a strip of coloured tokens."""
 
 from __future__ import annotations
 
@@ -9,23 +9,37 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mm_plugin.structs import MultimodalProcessorOutput
-from mm_plugin.testing import RowBoxes
+from mm_plugin.testing import RowBoxes, View
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _WIDTH, _MARGIN, _CELL, _GAP = 1200, 24, 10, 1
+# Pixels of a view's height, of one of several, and of the two lines below it.
+_TALLEST, _TALLEST_OF_MANY, _TITLES = 420, 300, 52
 _PAPER, _INK, _TEXT_CELL = (250, 249, 246), (40, 40, 46), (176, 176, 182)
 # Hues that differ in lightness too, for readers who see few colours; they repeat after six items.
 _ITEM_COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
 
 
-def draw(
-    photographs: Sequence[tuple[str, bytes, RowBoxes]], output: MultimodalProcessorOutput, *, chunk: int
-) -> Image.Image:
+def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
+    """A photograph with the grid of its rows.
+
+    Args:
+        name: of the file.
+        data: the encoded file.
+        rows: where they lie.
+    """
+    with Image.open(io.BytesIO(data)) as opened:
+        picture = ImageOps.exif_transpose(opened).convert("RGB").resize((rows.width, rows.height))
+    caption = f"resized to {rows.height} x {rows.width} pixels, {len(rows.boxes)} rows"
+    return View(name, caption, np.asarray(picture), rows.boxes)
+
+
+def draw(items: Sequence[Sequence[View]], output: MultimodalProcessorOutput, *, chunk: int) -> Image.Image:
     """The picture of one request.
 
     Args:
-        photographs: for each item its name, its file, and where its rows lie.
+        items: for each item, what the model sees of it.
         output: the processed request.
         chunk: tokens in a prefill chunk; the first token of each is marked.
 
@@ -33,7 +47,7 @@ def draw(
         An RGB image.
     """
     font, small = ImageFont.load_default(size=18), ImageFont.load_default(size=14)
-    panels = [_panel(photo, index, len(photographs), font, small) for index, photo in enumerate(photographs)]
+    panels = [_panel(views, index, len(items), font, small) for index, views in enumerate(items)]
     top = _MARGIN + max((panel.height for panel in panels), default=0) + _MARGIN
     columns = (_WIDTH - 2 * _MARGIN) // (_CELL + _GAP)
     rows = -(-len(output.input_ids) // columns)
@@ -47,35 +61,34 @@ def draw(
     return sheet
 
 
-def _panel(
-    photo: tuple[str, bytes, RowBoxes],
-    index: int,
-    count: int,
-    font: Font,
-    small: Font,
-) -> Image.Image:
-    name, data, layout = photo
+def _panel(views: Sequence[View], index: int, count: int, font: Font, small: Font) -> Image.Image:
+    """The views of one item, one below the other."""
     room = (_WIDTH - _MARGIN) // max(1, min(count, 4)) - _MARGIN
-    scale = min(room / layout.width, 420 / layout.height, 1.5)
-    width, height = max(1, round(layout.width * scale)), max(1, round(layout.height * scale))
-    with Image.open(io.BytesIO(data)) as opened:
-        picture = ImageOps.exif_transpose(opened).convert("RGB").resize((width, height))
-    panel = Image.new("RGB", (room, height + 52), _PAPER)
-    panel.paste(picture, (0, 0))
-    pen = ImageDraw.Draw(panel, "RGBA")
     colour = _ITEM_COLOURS[index % len(_ITEM_COLOURS)]
-    for left, top, right, bottom in layout.boxes:
-        box = (left * scale, top * scale, right * scale - 1, bottom * scale - 1)
-        pen.rectangle(box, outline=(*colour, 150))
-    pen.rectangle((0, 0, width - 1, height - 1), outline=colour, width=3)
-    pen.text((0, height + 6), name, fill=colour, font=font)
-    pen.text(
-        (0, height + 30),
-        f"resized to {layout.height} x {layout.width} pixels, {len(layout.boxes)} rows",
-        fill=_INK,
-        font=small,
-    )
+    drawn = [_drawn(view, room, _TALLEST if len(views) == 1 else _TALLEST_OF_MANY, colour) for view in views]
+    panel = Image.new("RGB", (room, sum(picture.height + _TITLES for picture in drawn)), _PAPER)
+    pen, top = ImageDraw.Draw(panel), 0
+    for view, picture in zip(views, drawn, strict=True):
+        panel.paste(picture, (0, top))
+        top += picture.height
+        pen.text((0, top + 6), view.title, fill=colour, font=font)
+        pen.text((0, top + 30), view.caption, fill=_INK, font=small)
+        top += _TITLES
     return panel
+
+
+def _drawn(view: View, room: int, tallest: int, colour: tuple[int, int, int]) -> Image.Image:
+    """A view, scaled to its place, with its boxes and frames."""
+    height, width = view.pixels.shape[:2]
+    scale = min(room / width, tallest / height, 1.5)
+    picture = Image.fromarray(view.pixels).resize((max(1, round(width * scale)), max(1, round(height * scale))))
+    pen = ImageDraw.Draw(picture, "RGBA")
+    whole = (0, 0, width, height)
+    for boxes, line, opacity in ((view.boxes, 1, 150), (view.frames, 3, 255), ((whole,), 3, 255)):
+        for left, top, right, bottom in boxes:
+            box = (left * scale, top * scale, right * scale - 1, bottom * scale - 1)
+            pen.rectangle(box, outline=(*colour, opacity), width=line)
+    return picture
 
 
 def _strip(

@@ -58,14 +58,34 @@ class RowBoxes(msgspec.Struct, frozen=True):
     boxes: tuple[tuple[int, int, int, int], ...]
 
 
+class View(msgspec.Struct, frozen=True, eq=False):
+    """One picture of what a model sees of an image, for drawing.
+
+    Attributes:
+        title: what it is.
+        caption: what there is to know of it.
+        pixels: [height, width, 3] uint8.
+        boxes: (left, top, right, bottom) of each row of the encoder, pixels; drawn lightly.
+        frames: the same of what holds many rows, such as tiles; drawn heavily.
+    """
+
+    title: str
+    caption: str
+    pixels: np.ndarray
+    boxes: tuple[tuple[int, int, int, int], ...] = ()
+    frames: tuple[tuple[int, int, int, int], ...] = ()
+
+
 class Demo(ABC):
     """What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, and the model's own forward to compare with.
 
     Attributes:
         options: load options under which the plugin prepares images exactly as `reference` does.
+        reference_name: what the reference is made with, as the demo names it.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
+    reference_name: ClassVar[str] = "transformers"
 
     @abstractmethod
     def make_checkpoint(self, folder: Path) -> None:
@@ -100,7 +120,22 @@ class Demo(ABC):
 
     @abstractmethod
     def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
-        """Which part of the resized picture each row of an image stands for."""
+        """Which part of the resized picture each row of an image stands for; rows that stand for no part have no box."""
+
+
+class DrawsViews(ABC):
+    """For demos of models that see more of an image than one resized picture."""
+
+    @abstractmethod
+    def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
+        """What the model sees of an image, drawn one below the other in place of the photograph with its rows.
+
+        Args:
+            processor: which prepared it.
+            item: the processed image.
+            name: of the file.
+            data: the encoded file.
+        """
 
 
 def photographs() -> list[tuple[str, bytes]]:
