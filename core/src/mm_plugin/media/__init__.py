@@ -1,9 +1,9 @@
 """Untrusted bytes, paths, URLs, arrays, PIL objects, frames and samples -> one normalised medium. Every limit on media ends here.
 
-    sources   where encoded bytes come from          images   pictures, with Pillow
-    remote    http(s), with httpx                    video    clips, with PyAV
-    limits    what a medium may be at most           audio    sounds, with PyAV
-    sizes     what a medium is, before and after it is decoded
+sources   where encoded bytes come from          images   pictures, with Pillow
+remote    http(s), with httpx                    video    clips, with PyAV
+limits    what a medium may be at most           audio    sounds, with PyAV
+sizes     what a medium is, before and after it is decoded
 """
 
 from mm_plugin.media.images import ImageSource, normalise_image, open_image

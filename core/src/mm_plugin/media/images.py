@@ -345,5 +345,3 @@ def _decoding(path: str) -> Iterator[None]:
         raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
     except _DECODE_ERRORS as error:
         raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error
-
-
