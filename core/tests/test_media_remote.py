@@ -596,7 +596,6 @@ def test_redirects_end(door: Callable[..., bytes], serve: Callable[..., Server],
         "gopher://media.test:{port}/",
         "data:text/plain,secret",
         "javascript:secret",
-        "http://?",
         "http://[::secret/",
         "\x01secret",
         "/" + "a" * 70_000,
@@ -868,7 +867,7 @@ def test_a_connection_of_another_name_is_not_used_again(
         lambda server, connection, head: connection.sendall(redirect(f"https://a.{HOST}:{server.port}/")),
         tls=certify(HOST),
     )
-    assert "ConnectError" in str(refused(door, f"https://{HOST}:{server.port}/", limits(server)))
+    assert "cannot be fetched" in str(refused(door, f"https://{HOST}:{server.port}/", limits(server)))
     assert server.names == [HOST, f"a.{HOST}"]
     assert len(server.heads) == 1
 

@@ -16,10 +16,10 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mm_plugin.errors import MediaError, UsageError
+from mm_plugin.errors import MediaError, MMPluginError, UsageError
 from mm_plugin.media.limits import check_bytes
 from mm_plugin.settings import Settings
 
@@ -110,7 +110,9 @@ async def _follow(url: str, path: str, settings: Settings, tls: ssl.SSLContext, 
                     return await _read(response, who, path, settings)
             who = who if before else f"{who} redirects, and what it leads to"
             before, target = target, target.join(location)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+    except MMPluginError:
+        raise
+    except Exception as error:  # of whatever class: a URL or an answer that no library foresaw is not our fault
         raise _error(path, f"{who} cannot be fetched ({type(error).__name__})") from error
     raise _error(path, f"{who} redirects again, more than {settings.max_redirects} times (max_redirects)")
 
@@ -219,39 +221,34 @@ async def _get(
         "Accept-Encoding": "identity",
         "Connection": "close",
     }
-    for left in range(len(addresses), 0, -1):
-        # Only connecting has a limit of its own, so that one dead address leaves time for the next.
-        limit = max(deadline - asyncio.get_running_loop().time(), 0.001) / left
-        streams: list[Any] = []
+    async with AsyncExitStack() as opened:
 
-        async def watch(event: str, told: dict[str, Any], streams: list[Any] = streams) -> None:
+        async def watch(event: str, told: dict[str, Any]) -> None:
+            # A connection that is cancelled while TLS begins is left open by httpcore.
             if event == "connection.connect_tcp.complete":
-                streams.append(told["return_value"])
+                opened.push_async_callback(told["return_value"].aclose)
 
-        request = httpx.Request(
-            "GET",
-            target.copy_with(host=addresses[-left]),
-            headers=headers,
-            extensions={"sni_hostname": _name(target), "timeout": {"connect": limit}, "trace": watch},
-        )
-        try:
+        for left in range(len(addresses), 0, -1):
             # A transport, since a client would take proxies and passwords from the environment and log whole URLs; and one for
             # each request, since a kept connection is known by its address, and another name's certificate was checked on it.
-            async with httpx.AsyncHTTPTransport(verify=tls, trust_env=False) as transport:
-                try:
-                    response = await transport.handle_async_request(request)
-                except (httpx.ConnectError, httpx.ConnectTimeout):
-                    if left == 1:
-                        raise
-                    continue
-                try:
-                    yield response
-                finally:
-                    await response.aclose()
+            transport = await opened.enter_async_context(httpx.AsyncHTTPTransport(verify=tls, trust_env=False))
+            # Only connecting has a limit of its own, so that one dead address leaves time for the next.
+            limit = max(deadline - asyncio.get_running_loop().time(), 0.001) / left
+            request = httpx.Request(
+                "GET",
+                target.copy_with(host=addresses[-left]),
+                headers=headers,
+                extensions={"sni_hostname": _name(target), "timeout": {"connect": limit}, "trace": watch},
+            )
+            try:
+                response = await transport.handle_async_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if left == 1:
+                    raise
+            else:
+                opened.push_async_callback(response.aclose)
+                yield response
                 return
-        finally:
-            for stream in streams:  # one that is cancelled while TLS begins is left open by httpcore
-                await stream.aclose()
 
 
 async def _read(response: httpx.Response, who: str, path: str, settings: Settings) -> bytes:
