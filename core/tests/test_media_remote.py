@@ -611,7 +611,7 @@ def test_a_redirect_is_checked_as_the_first_url(
     text = str(refused(door, f"http://{HOST}:{server.port}/", settings))
     assert HOST in text
     assert ("not of the kind http: or https:" in text) == (
-        location.split(":")[0] in ("file", "ftp", "gopher", "data", "javascript")
+        location.split(":", maxsplit=1)[0] in ("file", "ftp", "gopher", "data", "javascript")
     )
     assert len(server.heads) == 1
 
