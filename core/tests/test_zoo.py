@@ -43,7 +43,7 @@ IMAGES = [
 ]  # fmt: skip
 CLIPS = ["mp4", "webm", "matroska", "mov", "mpegts", "mpeg", "avi", "flv", "gif", "frames", "mp3", "wav"]
 CLIPS += ["broken", "bomb", "type", "url", "path", "foreign"]
-SOUNDS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "aac", "mp4", "samples"]
+SOUNDS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples"]
 SOUNDS += ["broken", "bomb", "type", "url", "path", "foreign"]
 CASES = {
     "jpeg": ("1.1", "1.2", "1.6"), "png": ("1.2", "1.4"), "tiff": ("1.1",), "PIL": ("1.2", "1.4"), "numpy": ("1.12",),
