@@ -63,3 +63,9 @@ def test_every_odd_image_is_taken_or_refused_as_it_must(registry: Registry, fold
     taken = zoo.sweep(registry.load_processor(folder), zoo.images(), may_refuse=thin)
     assert len(taken) > 100
     assert not set(thin) & set(taken)
+
+
+@pytest.mark.case("9.1")
+def test_every_odd_clip_is_taken_or_refused_as_it_must(registry: Registry, folder: Path) -> None:
+    pytest.importorskip("av")
+    assert len(zoo.sweep(registry.load_processor(folder), zoo.clips())) > 30
