@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
@@ -50,8 +51,8 @@ def _lock_of(image: Image.Image) -> threading.Lock:
     return _LOCKS[id(image) // 16 % len(_LOCKS)]
 
 
-# By how much a level of so few bits is multiplied as Pillow reads it.
-_SPREAD = {2: 85, 4: 17}
+# By how much a level of so few bits is multiplied as Pillow reads it, by Pillow's name of how it is stored.
+_SPREAD = {"L;2": 85, "L;4": 17}
 _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -147,8 +148,8 @@ class ImageSource:
             check_pixels(self.path, image.height, image.width, self._settings)
             if isinstance(image, TiffImageFile):
                 self._check_tiles(image)
-            elif image.format == "PNG":
-                _fit_transparency(image, data)
+            elif isinstance(image, PngImageFile):
+                _fit_transparency(image)
             self._image = image
         return self._image
 
@@ -303,13 +304,13 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _fit_transparency(image: Image.Image, data: bytes) -> None:
+def _fit_transparency(image: PngImageFile) -> None:
     """A PNG tells its transparent level in bits of its own; Pillow spreads or narrows the pixels to 8 bits, and not that level."""
-    bits, color = data[24], data[25]
+    raw = image.tile[0][3] if image.tile else ""
     key = image.info.get("transparency")
-    if color == 0 and isinstance(key, int):
-        image.info["transparency"] = key * _SPREAD.get(bits, 1)
-    elif bits == 16 and color == 2 and isinstance(key, tuple):
+    if raw in _SPREAD and isinstance(key, int):
+        image.info["transparency"] = key * _SPREAD[raw]
+    elif raw == "RGB;16B" and isinstance(key, tuple):
         image.info["transparency"] = tuple(level >> 8 for level in key)
 
 
