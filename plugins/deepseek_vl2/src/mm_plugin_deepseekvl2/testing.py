@@ -156,11 +156,9 @@ def make_checkpoint(
     tokenizer.save_pretrained(str(folder))
     write_json(folder / "config.json", config)
     write_json(folder / "processor_config.json", settings)
-    write_tensors(
-        folder,
-        fill_weights(whole_state(config), seed=seed, spreads=_SPREADS) if state is None else state,
-        shards=shards,
-    )
+    if state is None:
+        state = fill_weights(whole_state(config), seed=seed, spreads=_SPREADS)
+    write_tensors(folder, state, shards=shards, digits=6)
     return folder
 
 
