@@ -337,12 +337,13 @@ def _times(ordered: Sequence[int], base: Fraction, rate: Fraction | None) -> tup
 def _turn_of(shown: VideoFrame) -> _Turn:
     """From the matrix by which a place (x, y) of the frame is shown at (a x + c y, b x + d y), x to the right and y down."""
     try:
-        matrix = shown.side_data.get("DISPLAYMATRIX")
+        side_data: Any = shown.side_data
+        matrix = bytes(side_data["DISPLAYMATRIX"])
+    except KeyError:
+        return _Turn()
     except ValueError:  # the frame brings some other thing that PyAV has no name for
         return _QUARTERS[round(shown.rotation / 90) % 4]
-    if matrix is None:
-        return _Turn()
-    a, b, _, c, d = np.frombuffer(bytes(matrix), dtype=np.int32, count=5).tolist()
+    a, b, _, c, d = np.frombuffer(matrix, dtype=np.int32, count=5).tolist()
     if abs(b) + abs(c) > abs(a) + abs(d):
         return _Turn(True, b < 0, c < 0)
     return _Turn(False, d < 0, a < 0)
