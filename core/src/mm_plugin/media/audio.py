@@ -225,6 +225,8 @@ def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray
         nonlocal count
         for piece in pieces:
             count += len(piece)
+            if not np.isfinite(piece).all():  # a filter may make numbers of them again
+                raise MediaError("the sound holds samples that are no numbers", reason="samples")
             yield piece
 
     parts = list(counted() if rate == wanted else _resampled(counted(), rate, wanted))
