@@ -453,6 +453,16 @@ def test_what_stands_behind_an_mp3_is_passed_over(junk: bytes) -> None:
     assert np.array_equal(found[: len(expected) - 1152], expected[: len(expected) - 1152])
 
 
+def test_the_rate_that_is_heard_counts() -> None:
+    """Opus is decoded at 48 kHz, whatever its container says; so is the whole band of HE-AAC, of which the head tells half."""
+    data = encoded(whole_numbers(sine(48000, 1.0))[:, None], 48000, "matroska", "libopus", form="flt")
+    told = b"\xb5\x88" + struct.pack(">d", 48000.0)
+    assert told in data
+    other = data.replace(told, b"\xb5\x88" + struct.pack(">d", 24000.0))
+    assert np.array_equal(samples_of(other, 48000), samples_of(data, 48000))
+    assert np.array_equal(samples_of(other, 16000), samples_of(data, 16000))
+
+
 # ------------------------------------------------------------------ digests
 
 

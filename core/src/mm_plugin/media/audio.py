@@ -5,6 +5,7 @@ Channels are averaged, then the sound is resampled. A sound of the right rate ke
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -99,13 +100,18 @@ class AudioSource:
         if self._given is not None:
             return _at_rate([self._given[0]], self._given[1], sampling_rate)
         with open_container(self._data or b"", _FORMATS) as container:
-            stream = self._stream(container)
-            return _at_rate(self._pieces(container, stream), stream.rate, sampling_rate)
+            sounds = _sounds(container, self._stream(container))
+            first = next(sounds, None)
+            if first is None:
+                raise MediaError("the sound has no samples", reason="empty")
+            # The head may tell another rate: of HE-AAC that of its core, half of what is heard.
+            rate = _checked_rate(first.sample_rate)
+            return _at_rate(self._pieces(itertools.chain([first], sounds), rate), rate, sampling_rate)
 
-    def _pieces(self, container: InputContainer, stream: AudioStream) -> Iterator[np.ndarray]:
-        """Decoded samples, channels averaged, at the file's own rate."""
-        count, rate = 0, stream.rate
-        for sound in _sounds(container, stream):
+    def _pieces(self, sounds: Iterable[AudioFrame], rate: int) -> Iterator[np.ndarray]:
+        """Decoded samples, channels averaged."""
+        count = 0
+        for sound in sounds:
             if sound.sample_rate != rate:
                 raise MediaError("the sound's rate changes", reason="rate")
             count += sound.samples
@@ -118,8 +124,7 @@ class AudioSource:
             name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
             if name not in _CODECS and not name.startswith("pcm_"):
                 raise MediaError("the sound's codec is none that is decoded here", reason="codec")
-            if not 0 < stream.rate <= _MOST_RATE:
-                raise MediaError(f"a rate of {stream.rate} samples per second is none", reason="rate")
+            _checked_rate(stream.rate)
             return stream
         raise MediaError("the file holds no sound", reason="format")
 
@@ -195,6 +200,12 @@ def _as_floats(samples: np.ndarray) -> np.ndarray:
             return samples.astype(np.float32, copy=False)
     scale, silence = _SCALES[kind]
     return ((samples.astype(np.float64) - silence) / scale).astype(np.float32)
+
+
+def _checked_rate(rate: int) -> int:
+    if not 0 < rate <= _MOST_RATE:
+        raise MediaError(f"a rate of {rate} samples per second is none", reason="rate")
+    return rate
 
 
 def _sounds(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
