@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import operator
 import sys
 import threading
@@ -397,6 +398,8 @@ class Pipeline:
                 raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
             check_pixels(path, size.height, size.width, self.settings)
             if isinstance(size, SampledVideo):
+                if not size.frames:
+                    raise MediaError(f"{path}: no frame was chosen", path=path, reason="empty")
                 return size
             if size.frames < 1 or not size.fps > 0:
                 raise MediaError(
@@ -432,13 +435,10 @@ class Pipeline:
         model = self._model
         assert isinstance(model, TakesVideos)
         found = self.authored("sample", lambda: model.sample(size, options), path)
-        good = isinstance(found, Sampling) and isinstance(found.indices, np.ndarray) and found.indices.ndim == 1
-        good = good and found.indices.dtype == np.int64 and len(found.indices) > 0
-        good = good and np.shape(found.timestamps) == found.indices.shape and np.isfinite(found.fps) and found.fps > 0
-        if not good or found.indices[0] < 0 or found.indices[-1] >= size.frames or (np.diff(found.indices) < 0).any():
+        if not _is_sampling(found, size.frames):
             raise ProcessorError(
                 f"{self._author}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
-                "a timestamp for each, and a rate above 0",
+                "a finite float64 timestamp for each, and a rate above 0",
                 **self._blame,
             )
         return _sampled(size, found)
@@ -934,6 +934,18 @@ def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options
     if isinstance(source, AudioSource):
         return source.decode(size)
     return source.decode(size, background=options.background)
+
+
+def _is_sampling(found: Any, frames: int) -> bool:
+    """Whether it names frames that a clip of so many has."""
+    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
+        return False
+    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
+        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
+            return False
+    indices, times = found.indices, found.timestamps
+    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
+    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
 
 
 def _sampled(size: VideoSize, chosen: Sampling) -> SampledVideo:
