@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ class Checkpoint:
                 ) from error
         return self._tokenizer
 
+    def with_tokenizer(self, tokenizer: Any) -> Checkpoint:
+        """The same files with another tokenizer, for models whose own processor adds tokens to the one in the folder."""
+        other = Checkpoint(self.folder, self.config, self._source)
+        other._tokenizer = tokenizer
+        return other
+
     def fingerprint(self) -> str:
         """Tells one set of weights from another without reading them: config, and name, size and time of each file."""
         stats = [(file.name, file.stat()) for file in sorted(self.folder.glob("*.safetensors"))]
@@ -144,27 +151,48 @@ class Checkpoint:
         Raises:
             UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
         """
-        from safetensors import SafetensorError, safe_open
-
         prefixes = tuple(prefixes)
-        by_file: dict[Path, list[tuple[str, str]]] = {}
-        for name, file in self.tensor_names().items():
+        wanted: dict[str, str] = {}
+        for name in self.tensor_names():
             prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
             if prefix is not None:
-                by_file.setdefault(file, []).append((name, name.removeprefix(prefix)))
+                wanted[name] = name.removeprefix(prefix)
+        twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
+        if twice:
+            raise UsageError(f"tensor {twice[0]!r} stands twice under {prefixes}", argument="checkpoint")
+        if not wanted:
+            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
+        found = self.read_tensors(wanted, device=device, dtype=dtype)
+        return {wanted[name]: tensor for name, tensor in found.items()}
+
+    def read_tensors(self, names: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
+        """Tensors by their whole names; no other tensor's bytes are read.
+
+        Args:
+            names: as `tensor_names` gives them.
+            device: as for `tensors`.
+            dtype: as for `tensors`.
+
+        Raises:
+            UsageError: there is no such tensor, or a file cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        files = self.tensor_names()
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            if name not in files:
+                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
+            by_file.setdefault(files[name], []).append(name)
         found: dict[str, Any] = {}
-        for file, names in by_file.items():
+        for file, inside in by_file.items():
             try:
                 with safe_open(file, framework="pt", device=str(device)) as opened:
-                    for name, short in names:
-                        if short in found:
-                            raise UsageError(f"tensor {short!r} stands twice under {prefixes}", argument="checkpoint")
+                    for name in inside:
                         tensor = opened.get_tensor(name)
-                        found[short] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+                        found[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
             except (SafetensorError, OSError) as error:
                 raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
-        if not found:
-            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
         return found
 
     def _weights_folder(self) -> Path:

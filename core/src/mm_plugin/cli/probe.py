@@ -20,6 +20,7 @@ BASES = {
     "positions": None,
     "embed": None,
     "demo": Demo,
+    "specialise": None,
 }
 
 

@@ -218,7 +218,7 @@ class ModelProcessor(ABC):
             resolved = self._pipeline.table.call(options)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))
             replacement = self._pipeline.measure(modality, size, resolved, context, path)[1]
-        return replacement.num_rows, len(replacement.ids)
+        return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
 
     @final
     def prepare_item(

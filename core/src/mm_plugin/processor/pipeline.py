@@ -256,7 +256,9 @@ class Pipeline:
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(self.config))
         check_vocabulary(vocabulary)
-        self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary)
+        self.reader = PromptReader(
+            checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary, surround=spec.surround
+        )
         # Fields and replacements depend on these too, and every model of a registry keeps its items in one cache.
         self._model_digest = digest(
             frame(
@@ -280,7 +282,7 @@ class Pipeline:
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
         """Ids with slots, and an item for each medium in prompt order; no medium is touched yet."""
-        read = self._reader.read(prompt, expanded=arguments.expanded)
+        read = self.reader.read(prompt, expanded=arguments.expanded)
         values = {modality: in_order(modality, read.media[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
         for modality in counts:
@@ -553,7 +555,7 @@ class Pipeline:
 
     def _trim(self, request: Request, excess: int) -> None:
         """Leave out the first tokens of text; media, their wrappers and special tokens stay."""
-        text = ~self._reader.is_protected(request.ids)
+        text = ~self.reader.is_protected(request.ids)
         for slot in request.slots:
             text[slot.start : slot.end] = False
         gone = np.flatnonzero(text)[:excess]
