@@ -49,7 +49,7 @@ class Site:
         self.packages: list[str] = []
 
     def hooks(self, *specs: Mapping[str, Any], services: str = "") -> str:
-        """Source of a hooks module that declares these models."""
+        """ImageSource of a hooks module that declares these models."""
         lines = ["from mm_plugin import Modality, ModelSpec, hookimpl"]
         if specs:
             lines += ["@hookimpl", "def mm_register_models():", "    return ["]
@@ -58,7 +58,7 @@ class Site:
         return "\n".join([*lines, services, ""])
 
     def spec(self, name: str = "tiny", **arguments: Any) -> str:
-        """Source of a ModelSpec for one modality; every argument can be overridden."""
+        """ImageSource of a ModelSpec for one modality; every argument can be overridden."""
         given = {
             "name": repr(name),
             "output_version": "1",
@@ -264,14 +264,14 @@ def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[.
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The path of every medium that is decoded while the test runs."""
-    from mm_plugin.media import Medium, Source
+    from mm_plugin.media import ImageSource, Medium
 
     seen: list[str] = []
-    original = Source.decode
+    original = ImageSource.decode
 
-    def decode(self: Source, **arguments: Any) -> Medium:
+    def decode(self: ImageSource, **arguments: Any) -> Medium:
         seen.append(self.path)
         return original(self, **arguments)
 
-    monkeypatch.setattr(Source, "decode", decode)
+    monkeypatch.setattr(ImageSource, "decode", decode)
     return seen

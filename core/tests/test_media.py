@@ -21,7 +21,7 @@ import torch
 from PIL import EpsImagePlugin, Image, ImageFile
 
 from mm_plugin.errors import LimitError, MediaError
-from mm_plugin.media import Source, normalise_image, open_image
+from mm_plugin.media import ImageSource, normalise_image, open_image
 from mm_plugin.settings import Settings
 
 PATH = "images[2]"
@@ -58,7 +58,7 @@ def exif(orientation: int) -> Image.Exif:
     return block
 
 
-def take(value: Any, settings: Settings = SETTINGS) -> Source:
+def take(value: Any, settings: Settings = SETTINGS) -> ImageSource:
     return open_image(value, path=PATH, settings=settings)
 
 
@@ -115,7 +115,7 @@ def test_lossless_formats_keep_every_pixel(format: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, 3, 1.5, [1, 2], {}, object(), torch.zeros(2, 2, 3, dtype=torch.uint8), io.BytesIO(b"x"), (b"a", b"b")],
+    [None, 3, 1.5, [1, 2], {}, object(), io.BytesIO(b"x"), (b"a", b"b")],
     ids=lambda value: type(value).__name__,
 )
 def test_other_kinds_are_refused_by_their_type(value: Any) -> None:
@@ -255,7 +255,7 @@ def test_one_lazily_opened_object_gives_two_threads_the_same_pixels(monkeypatch:
     barrier = threading.Barrier(len(sources))
     found: list[Any] = []
 
-    def work(source: Source) -> None:
+    def work(source: ImageSource) -> None:
         barrier.wait()
         try:
             found.append(source.decode().pixels)
@@ -548,7 +548,7 @@ def test_a_long_data_url_is_refused_before_it_is_decoded(monkeypatch: pytest.Mon
         take("data:;base64," + "A" * 4000, Settings(max_media_bytes=1000))
 
 
-@pytest.mark.parametrize("format", ["ICO", "EPS", "ICNS", "TGA", "PCX", "DDS", "SGI", "MSP", "XBM"])
+@pytest.mark.parametrize("format", ["EPS", "ICNS", "TGA", "PCX", "DDS", "SGI", "MSP", "XBM"])
 def test_formats_that_run_programs_or_nest_pictures_are_not_opened(
     format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -670,9 +670,8 @@ def test_a_file_has_the_digest_of_its_bytes(rooted: tuple[Path, Settings]) -> No
         "missing.png",
         "a.png/x",
         "a\0.png",
-        "x" * 5000,
+        "x." * 2500,
         "pipe",
-        "http://localhost/a.png",
         "file:///etc/passwd",
         "/etc/passwd",
         "/dev/zero",

@@ -15,6 +15,7 @@ PREFIX = "MM_PLUGIN_"
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,9 +26,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         disabled: plugin names that are disabled.
         strict: raise at the first broken plugin or wrong setting, instead of recording it. For developers.
         media_root: folder below which media may be read by path; empty refuses every path.
+        allowed_hosts: hosts from which http(s) URLs are fetched, such as `images.example.org`, or `*.example.org` for every host
+            below one; empty fetches nothing. In the environment, separated by commas.
+        private_hosts: of those, the ones that may stand in a private network; every other that turns out to is refused.
+        fetch_seconds: time in which a URL must be fetched whole.
+        max_redirects: how often a URL may point to another.
         max_media_bytes: encoded bytes of one medium.
         max_image_pixels: height x width of one decoded image. The default is the size above which Pillow itself warns.
+        max_video_frames: frames of one clip, before any are sampled.
+        max_video_seconds: length of one clip.
+        max_audio_seconds: length of one sound.
+        max_request_pixels: height x width of all images and sampled frames that one request may have decoded.
         max_items: media in one request.
+        max_images: images in one request.
+        max_videos: videos in one request.
+        max_audios: sounds in one request.
         max_item_tokens: prompt tokens that stand for one medium.
         preprocess_cache_bytes: capacity of the preprocess cache, bytes.
         embedding_cache_bytes: capacity of an encoder's row cache, bytes.
@@ -40,9 +53,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     disabled: tuple[str, ...] = ()
     strict: bool = False
     media_root: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    fetch_seconds: Seconds = 10.0
+    max_redirects: Bytes = 3
     max_media_bytes: Count = 64 * 1024 * 1024
     max_image_pixels: Count = 89_478_485
+    max_video_frames: Count = 262_144
+    max_video_seconds: Seconds = 7200.0
+    max_audio_seconds: Seconds = 1800.0
+    max_request_pixels: Count = 1 << 32
     max_items: Count = 256
+    max_images: Count = 256
+    max_videos: Count = 32
+    max_audios: Count = 32
     max_item_tokens: Count = 65_536
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024

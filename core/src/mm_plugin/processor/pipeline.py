@@ -44,7 +44,7 @@ from mm_plugin.identity import (
     item_identity,
     source_key,
 )
-from mm_plugin.media import Size, Source, open_image
+from mm_plugin.media import ImageSource, Size, open_image
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
@@ -160,7 +160,7 @@ class Item(msgspec.Struct, eq=False):
     modality: Modality
     path: str
     value: Any
-    source: Source | None = None
+    source: ImageSource | None = None
     key: bytes = b""
     fields: Fields | None = None
     replacement: Replacement | None = None

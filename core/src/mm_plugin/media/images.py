@@ -1,34 +1,28 @@
-"""Untrusted bytes, paths, data URLs, arrays and PIL objects -> one normalised medium. Every limit on media ends here.
+"""Pictures: encoded files, PIL objects, arrays and tensors -> [height, width, 3] uint8 RGB.
 
-All entry paths meet in one function, in one order: orientation, then transparency, then RGB. What leaves is always
-[height, width, 3] uint8.
+All of them meet in one function, in one order: orientation, then transparency, then RGB.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import io
-import os
 import struct
+import sys
 import threading
-import urllib.parse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from mm_plugin.errors import LimitError, MediaError
+from mm_plugin.errors import MediaError
 from mm_plugin.identity import digest, feature_digest, frame
+from mm_plugin.media.limits import check_pixels
+from mm_plugin.media.sizes import WHITE, Color, Medium, Size
+from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.settings import Settings
 from mm_plugin.structs import Modality
-
-Color = tuple[int, int, int]
-WHITE: Color = (255, 255, 255)
 
 _ORIENTATION = 0x0112
 _TRANSPOSE = {
@@ -60,9 +54,10 @@ _DECODE_ERRORS = (
     Warning,  # a server may have turned warnings into errors
     Image.DecompressionBombError,
 )
-# What is opened. Pillow's other decoders run other programs (EPS), or decode a picture within the picture as they are opened,
-# whose size no header told (ICO, ICNS).
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+# What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
+# programs (EPS), or decode a picture within the picture whose size no header told (ICNS).
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Two items may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two threads. PIL objects cannot
 # be keys, so they share a few locks by address.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
@@ -72,31 +67,13 @@ def _lock_of(image: Image.Image) -> threading.Lock:
     return _LOCKS[id(image) // 16 % len(_LOCKS)]
 
 
+_ICO = b"\0\0\1\0"
+_PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
 _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
-_PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 
 
-class Size(msgspec.Struct, frozen=True):
-    """How large a medium is, known without decoding it: pixels, after orientation."""
-
-    height: int
-    width: int
-
-
-class Medium(msgspec.Struct, frozen=True, eq=False):
-    """A decoded, normalised medium.
-
-    Attributes:
-        modality: what it is.
-        pixels: [height, width, 3] uint8 RGB, contiguous.
-    """
-
-    modality: Modality
-    pixels: np.ndarray
-
-
-class Source:
+class ImageSource:
     """One image as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_image`.
 
     Attributes:
@@ -149,12 +126,12 @@ class Source:
             LimitError: it has more pixels than `max_image_pixels`.
         """
         if isinstance(self._value, np.ndarray):
-            return Medium(Modality.IMAGE, np.ascontiguousarray(self._value))
+            return _medium(np.ascontiguousarray(self._value))
         with _decoding(self.path):
             image = self._open()
             turn = self._turn(image)
             self._image = None  # what Pillow decoded goes with this call
-            return Medium(Modality.IMAGE, normalise_image(image, background=background, orientation=turn))
+            return _medium(normalise_image(image, background=background, orientation=turn))
 
     def _open(self) -> Image.Image:
         """The image with its header read; a PIL object that was given, loaded."""
@@ -166,11 +143,34 @@ class Source:
                 self._orientation = _orientation(self._value)
             self._image = self._value
         else:
-            image = Image.open(io.BytesIO(self._data or b""), formats=_FORMATS)
+            data = self._data or b""
+            Image.init()
+            formats = [name for name in _FORMATS if name in Image.OPEN]
+            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
+                raise MediaError(
+                    "HEIC files are opened only where an opener is registered (pillow-heif's register_heif_opener)",
+                    reason="format",
+                )
+            if data[:4] == _ICO:
+                self._check_icons(data)
+            image = Image.open(io.BytesIO(data), formats=formats)
             # Before load(): the header alone may promise more pixels than the machine has memory.
             check_pixels(self.path, image.height, image.width, self._settings)
             self._image = image
         return self._image
+
+    def _check_icons(self, data: bytes) -> None:
+        """The pictures within an icon file say their sizes themselves; Pillow decodes one as it opens the file."""
+        count = int.from_bytes(data[4:6], "little")
+        for index in range(count):
+            size, offset = struct.unpack_from("<II", data, 14 + 16 * index)
+            inside = data[offset : offset + min(size, _PNG_HEAD)]
+            if inside.startswith(_PNG):
+                width, height = struct.unpack_from(">II", inside, 16)
+            else:
+                width, height = struct.unpack_from("<ii", inside, 4)
+                height = abs(height) // 2  # a mask of the same size lies below the colours
+            check_pixels(self.path, height, abs(width), self._settings)
 
     def _turn(self, image: Image.Image) -> int:
         """The orientation by which pixels are turned, known without decoding any."""
@@ -182,12 +182,13 @@ class Source:
         return _late_orientation(self._data or b"") if found == 1 and image.format == "PNG" else found
 
 
-def open_image(value: Any, *, path: str, settings: Settings) -> Source:
+def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
     """Take an image in any form that is accepted, without decoding it.
 
     Args:
-        value: encoded bytes, a path below `media_root`, a `data:` URL, a PIL image, or a numpy array [height, width, 3] uint8.
-            An array is copied; a PIL image is not, and must not be changed while its request is under way.
+        value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
+            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied; a PIL image is not, and must not be
+            changed while its request is under way.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -195,35 +196,57 @@ def open_image(value: Any, *, path: str, settings: Settings) -> Source:
         MediaError: the value is of no such kind, or cannot be read.
         LimitError: it has more bytes or pixels than a limit allows.
     """
+    if is_encoded(value):
+        return ImageSource(path, settings, data=read_bytes(value, path, settings))
     if isinstance(value, Image.Image):
         check_pixels(path, value.height, value.width, settings)
-        return Source(path, settings, value=value)
-    if isinstance(value, np.ndarray):
-        if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3 or 0 in value.shape:
-            raise MediaError(
-                f"{path}: an array must be [height, width, 3] uint8, got {list(value.shape)} {value.dtype}",
-                path=path,
-                reason="array",
-            )
-        check_pixels(path, value.shape[0], value.shape[1], settings)
-        # A copy, so that the pixels that are digested are those that are prepared, whatever the caller does meanwhile.
-        return Source(path, settings, value=value.copy())
-    if isinstance(value, bytes | bytearray | memoryview):
-        data = value if isinstance(value, bytes) else bytes(value)
-    elif isinstance(value, str) and value[:5].lower() == "data:":
-        data = _read_data_url(value, path, settings)
-    elif isinstance(value, str | os.PathLike):
-        data = _read_file(value, path, settings)
-    else:
+        return ImageSource(path, settings, value=value)
+    pixels = as_pixels(value, path, settings)
+    if pixels is None:
         raise MediaError(
-            f"{path}: expected bytes, a path, a data: URL, a PIL image or a numpy array, got {type(value).__name__}",
+            f"{path}: expected bytes, a path, a URL, base64, a PIL image, a numpy array or a torch tensor, "
+            f"got {type(value).__name__}",
             path=path,
             reason="type",
         )
-    _check_bytes(path, len(data), settings)
-    if not data:
-        raise MediaError(f"{path}: the file is empty", path=path, reason="empty")
-    return Source(path, settings, data=data)
+    # A copy, so that the pixels that are digested are those that are prepared, whatever the caller does meanwhile.
+    return ImageSource(path, settings, value=pixels.copy())
+
+
+def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False) -> np.ndarray | None:
+    """An array or tensor as a view [height, width, 3] uint8, or None where it is neither.
+
+    Each library's own order is the one that is taken, and no other is guessed: channels last in numpy, first in torch.
+
+    Args:
+        value: anything.
+        path: where it stands in the request, for messages.
+        settings: limits.
+        batch: whether it holds frames along a first axis.
+
+    Raises:
+        MediaError: another shape or dtype.
+        LimitError: a picture has more pixels than `max_image_pixels`.
+    """
+    torch = sys.modules.get("torch")  # who brings a tensor has imported torch
+    if torch is not None and isinstance(value, torch.Tensor):
+        expected, channel = ("[n, 3, height, width]", 1) if batch else ("[3, height, width]", 0)
+        good = value.dtype == torch.uint8 and value.layout is torch.strided and value.ndim == 3 + batch
+    elif isinstance(value, np.ndarray):
+        expected, channel = ("[n, height, width, 3]", 3) if batch else ("[height, width, 3]", 2)
+        good = value.dtype == np.uint8 and value.ndim == 3 + batch
+    else:
+        return None
+    if not good or value.shape[channel] != 3 or 0 in value.shape:
+        kind = "an array" if isinstance(value, np.ndarray) else "a tensor"
+        raise MediaError(
+            f"{path}: {kind} must be {expected} uint8, got {list(value.shape)} {value.dtype}", path=path, reason="array"
+        )
+    if not isinstance(value, np.ndarray):
+        value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
+    check_pixels(path, *value.shape[-3:-1], settings)
+    found: np.ndarray = value
+    return found
 
 
 def normalise_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
@@ -303,6 +326,10 @@ def _late_orientation(data: bytes) -> int:
         return 1
 
 
+def _medium(pixels: np.ndarray) -> Medium:
+    return Medium(Modality.IMAGE, Size(*pixels.shape[:2]), pixels=pixels)
+
+
 @contextlib.contextmanager
 def _decoding(path: str) -> Iterator[None]:
     """Turn whatever a decoder raises into one error that names the medium, without a byte of it."""
@@ -320,91 +347,3 @@ def _decoding(path: str) -> Iterator[None]:
         raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error
 
 
-def _check_bytes(path: str, size: int, settings: Settings) -> None:
-    if size > settings.max_media_bytes:
-        raise LimitError(
-            f"{path}: {size} bytes, at most {settings.max_media_bytes} are accepted",
-            path=path,
-            setting="max_media_bytes",
-            limit=settings.max_media_bytes,
-            value=size,
-        )
-
-
-def check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
-    """Refuse a picture of no pixels, or of more than a limit allows.
-
-    Raises:
-        LimitError: more than `max_image_pixels`.
-        MediaError: a side is not positive.
-    """
-    if height * width > settings.max_image_pixels:
-        raise LimitError(
-            f"{path}: {height} x {width} pixels (height x width), at most {settings.max_image_pixels} are accepted",
-            path=path,
-            setting="max_image_pixels",
-            limit=settings.max_image_pixels,
-            value=height * width,
-        )
-    if height < 1 or width < 1:
-        raise MediaError(f"{path}: a picture of {height} x {width} pixels has no area", path=path, reason="empty")
-
-
-def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> bytes:
-    """A regular file below the media root, links resolved, no more bytes than the limit."""
-    if not settings.media_root:
-        raise MediaError(
-            f"{path}: files are not read: no media_root is set (MM_PLUGIN_MEDIA_ROOT)", path=path, reason="path"
-        )
-    try:
-        root = Path(settings.media_root).resolve(strict=True)
-        file = (root / os.fspath(value)).resolve(strict=True)
-        if not file.is_relative_to(root) or not file.is_file():
-            raise MediaError(f"{path}: the path is no file below media_root", path=path, reason="path")
-        with file.open("rb") as opened:
-            # One byte more than the limit tells a file that is too large from one that just fits.
-            data = opened.read(settings.max_media_bytes + 1)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
-        raise MediaError(
-            f"{path}: the file cannot be read ({type(error).__name__})", path=path, reason="path"
-        ) from error
-    return data
-
-
-def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
-    """RFC 2397: `data:[type][;parameter]*[;base64],data`; the last parameter says whether it is base64, in any case."""
-    head, comma, body = value.partition(",")
-    if not comma:
-        raise MediaError(
-            f"{path}: a data: URL has the form data:image/png;base64,... and this one has no comma",
-            path=path,
-            reason="url",
-        )
-    parameters = head.split(";")[1:]
-    is_base64 = bool(parameters) and parameters[-1].strip().lower() == "base64"
-    # A byte takes one character, three where it is escaped; of base64, four thirds of that.
-    if len(body) > (4 if is_base64 else 3) * settings.max_media_bytes + 1024:
-        _check_bytes(path, max(len(body) // 4, settings.max_media_bytes + 1), settings)
-    try:
-        plain = _unescape(body)
-        if is_base64:
-            digits = b"".join(plain.split())
-            _check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the least that so many digits stand for
-            return base64.b64decode(digits, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"{path}: the data: URL's base64 is malformed", path=path, reason="url") from error
-    return plain
-
-
-def _unescape(text: str) -> bytes:
-    """Percent escapes resolved, piece by piece: the library's own function makes a list of every escape at once."""
-    if "%" not in text:
-        return text.encode()
-    pieces, start = [], 0
-    while start < len(text):
-        end = start + _PIECE
-        while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
-            end += 1  # not inside an escape; a percent sign is never inside one
-        pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
-        start = end
-    return b"".join(pieces)

@@ -1,0 +1,170 @@
+"""Where encoded bytes come from: bytes, a file below the media root, `data:`, `file:` and `http(s):` URLs, bare base64.
+
+Knows no format. What is read is never more than `max_media_bytes`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from mm_plugin.errors import MediaError
+from mm_plugin.media.limits import check_bytes
+from mm_plugin.settings import Settings
+
+_PIECE = 1 << 16  # characters of a data: URL that are unescaped together
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+# The smallest picture that anybody encodes has more characters than this, and a path may look like base64.
+_LEAST_BASE64 = 40
+_LONGEST_PATH = 4096
+
+
+def is_remote(value: Any) -> bool:
+    """Whether a medium has to be fetched over a network."""
+    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
+
+
+def is_encoded(value: Any) -> bool:
+    """Whether it is one of the forms in which an encoded file may come."""
+    return isinstance(value, bytes | bytearray | memoryview | str | os.PathLike)
+
+
+def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
+    """The encoded file that a value holds or names.
+
+    Args:
+        value: bytes, a path below `media_root`, a URL, or base64 text.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
+    Raises:
+        MediaError: it cannot be read, or is empty.
+        LimitError: it has more bytes than `max_media_bytes`.
+    """
+    if isinstance(value, str):
+        data = _read_text(value, path, settings)
+    elif isinstance(value, os.PathLike):
+        data = _read_file(value, path, settings)
+    else:
+        check_bytes(path, memoryview(value).nbytes, settings)
+        data = value if isinstance(value, bytes) else bytes(value)
+    check_bytes(path, len(data), settings)
+    if not data:
+        raise MediaError(f"{path}: the file is empty", path=path, reason="empty")
+    return data
+
+
+def _read_text(value: str, path: str, settings: Settings) -> bytes:
+    if is_remote(value):
+        # The extra `http` is needed for URLs alone.
+        from mm_plugin.media.remote import fetch
+
+        return fetch(value, path, settings)
+    scheme = _SCHEME.match(value[:16])
+    if scheme is None:
+        return _read_bare(value, path, settings)
+    if scheme[0].lower() == "data:":
+        return _read_data_url(value, path, settings)
+    if scheme[0].lower() == "file:":
+        return _read_file(_path_of_url(value, path), path, settings)
+    raise MediaError(
+        f"{path}: URLs of the kind {scheme[0]} are not read; data:, file:, http: and https: are", path=path, reason="url"
+    )
+
+
+def _read_bare(value: str, path: str, settings: Settings) -> bytes:
+    """A path, or base64 without a prefix. A file that is there counts before text that could be either."""
+    looks_encoded = len(value) >= _LEAST_BASE64 and _BASE64.fullmatch(value) is not None
+    if not looks_encoded:
+        return _read_file(value, path, settings)
+    if len(value) <= _LONGEST_PATH and settings.media_root:
+        try:
+            return _read_file(value, path, settings)
+        except MediaError:
+            pass
+    return _decode_base64(value.encode(), path, settings, "the text is no path, and as base64 it is malformed")
+
+
+def _path_of_url(value: str, path: str) -> str:
+    """The path in a `file:` URL of this machine."""
+    try:
+        parts = urllib.parse.urlsplit(value)
+        local = parts.netloc.lower() in ("", "localhost") and not parts.query and not parts.fragment
+        name = urllib.parse.unquote(parts.path, errors="strict")
+    except ValueError:  # UnicodeDecodeError is one
+        local, name = False, ""
+    if not local:
+        raise MediaError(f"{path}: a file: URL has the form file:///folder/name", path=path, reason="url")
+    return name
+
+
+def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> bytes:
+    """A regular file below the media root, links resolved, no more bytes than the limit."""
+    if not settings.media_root:
+        raise MediaError(
+            f"{path}: files are not read: no media_root is set (MM_PLUGIN_MEDIA_ROOT)", path=path, reason="path"
+        )
+    try:
+        root = Path(settings.media_root).resolve(strict=True)
+        file = (root / os.fspath(value)).resolve(strict=True)
+        if not file.is_relative_to(root) or not file.is_file():
+            raise MediaError(f"{path}: the path is no file below media_root", path=path, reason="path")
+        with file.open("rb") as opened:
+            # One byte more than the limit tells a file that is too large from one that just fits.
+            data = opened.read(settings.max_media_bytes + 1)
+    except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise MediaError(
+            f"{path}: the file cannot be read ({type(error).__name__})", path=path, reason="path"
+        ) from error
+    return data
+
+
+def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
+    """RFC 2397: `data:[type][;parameter]*[;base64],data`; the last parameter says whether it is base64, in any case."""
+    head, comma, body = value.partition(",")
+    if not comma:
+        raise MediaError(
+            f"{path}: a data: URL has the form data:image/png;base64,... and this one has no comma",
+            path=path,
+            reason="url",
+        )
+    parameters = head.split(";")[1:]
+    is_base64 = bool(parameters) and parameters[-1].strip().lower() == "base64"
+    # A byte takes one character, three where it is escaped; of base64, four thirds of that.
+    if len(body) > (4 if is_base64 else 3) * settings.max_media_bytes + 1024:
+        check_bytes(path, max(len(body) // 4, settings.max_media_bytes + 1), settings)
+    fault = "the data: URL's base64 is malformed"
+    try:
+        plain = _unescape(body)
+    except ValueError as error:
+        raise MediaError(f"{path}: {fault}", path=path, reason="url") from error
+    return _decode_base64(plain, path, settings, fault) if is_base64 else plain
+
+
+def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> bytes:
+    digits = b"".join(text.split())
+    check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the least that so many digits stand for
+    try:
+        return base64.b64decode(digits, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{path}: {fault}", path=path, reason="url") from error
+
+
+def _unescape(text: str) -> bytes:
+    """Percent escapes resolved, piece by piece: the library's own function makes a list of every escape at once."""
+    if "%" not in text:
+        return text.encode()
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + _PIECE
+        while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
+            end += 1  # not inside an escape; a percent sign is never inside one
+        pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
+        start = end
+    return b"".join(pieces)
