@@ -49,7 +49,10 @@ _PUBLIC = {
     "Settings": "settings",
     "Size": "media",
     "TakesPrepared": "processor",
+    "TakesWhole": "processor",
     "UsageError": "errors",
+    "Whole": "processor",
+    "WholeItem": "processor",
     "discover": "registry",
     "embed_mm_inputs": "embed",
     "general_mm_embed_routine": "embed",
@@ -93,7 +96,10 @@ __all__ = [
     "Settings",
     "Size",
     "TakesPrepared",
+    "TakesWhole",
     "UsageError",
+    "Whole",
+    "WholeItem",
     "__version__",
     "discover",
     "embed_mm_inputs",
@@ -121,7 +127,7 @@ if TYPE_CHECKING:
     from mm_plugin.hookspecs import hookimpl
     from mm_plugin.media import Medium, Size
     from mm_plugin.placeholders import Replacement
-    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared
+    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared, TakesWhole, Whole, WholeItem
     from mm_plugin.registry import PluginRecord, Registry, discover
     from mm_plugin.settings import Settings
     from mm_plugin.spec import ModelSpec

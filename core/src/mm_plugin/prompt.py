@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import PlaceholderError, RequestError
+from mm_plugin.errors import PlaceholderError, RequestError, UsageError
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.structs import Modality, as_ids
 
@@ -104,8 +104,7 @@ class PromptReader:
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
+            self._check_text(prompt)
             ids = self._encode(self._surrounded(prompt))
         elif _is_messages(prompt):
             messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
@@ -123,6 +122,38 @@ class PromptReader:
                 slots += [(slot, modality) for slot in find_slots(ids, token)]
             slots.sort(key=lambda pair: pair[0].start)
         return TokenizedPrompt(ids, slots, media)
+
+    def read_text(self, prompt: Any) -> tuple[str, bool, dict[Modality, list[Any]]]:
+        """A prompt as text, for models that find the places of media by themselves.
+
+        Args:
+            prompt: text, or chat messages in the OpenAI content-part shape.
+
+        Returns:
+            The text, whether a chat template rendered it, and the media inside the messages.
+
+        Raises:
+            RequestError: as for `read`, and messages in which a client's text reads as a token of the model.
+            UsageError: it is neither.
+        """
+        media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
+        if isinstance(prompt, str):
+            self._check_text(prompt)
+            return prompt, False, media
+        if not _is_messages(prompt):
+            raise UsageError("this model takes text or messages, not token ids", argument="prompt")
+        messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
+        ids, text = self._encode_messages(messages), self._render(messages)
+        if not np.array_equal(ids, self._encode(self._surrounded(text), rendered=True)):
+            raise RequestError(
+                "messages: text in them reads as a special token of the model, which takes its prompt as text",
+                path="messages",
+            )
+        return text, True, media
+
+    def _check_text(self, prompt: str) -> None:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
 
     def _surrounded(self, text: str) -> str:
         """The text with what the model writes around each placeholder."""

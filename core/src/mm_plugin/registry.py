@@ -760,9 +760,11 @@ class Registry:
             with self._lock:
                 plugin.opened[place] = OpenedModel(checkpoint=place, error=error.message)
             raise
+        special: ModelSpec = made[0]
+        checkpoint: Checkpoint = made[1]
         with self._lock:
-            plugin.opened[place] = OpenedModel(checkpoint=place, model=made[0].name, notes=dict(made[0].notes))
-        return made
+            plugin.opened[place] = OpenedModel(checkpoint=place, model=special.name, notes=dict(special.notes))
+        return special, checkpoint
 
     def _load_class(self, plugin: _Plugin, spec: ModelSpec, field: str, base: type | None) -> Any:
         """The class (a function where `base` is None) that a spec names, with the plugin to blame where it cannot be had."""

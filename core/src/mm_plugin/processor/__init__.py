@@ -5,6 +5,7 @@ from __future__ import annotations
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.options import BaseOptions, For
 from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime, TakesPrepared
+from mm_plugin.processor.whole import TakesWhole, Whole, WholeItem
 
 __all__ = [
     "BaseOptions",
@@ -14,4 +15,7 @@ __all__ = [
     "PreparedItem",
     "Runtime",
     "TakesPrepared",
+    "TakesWhole",
+    "Whole",
+    "WholeItem",
 ]

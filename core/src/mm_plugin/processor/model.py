@@ -208,6 +208,7 @@ class ModelProcessor(ABC):
             UsageError: unknown modality or option.
         """
         modality = self._pipeline.served(Modality.parse(modality))
+        self._pipeline.by_itself("the count")
         try:
             size = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
         except TypeError:
@@ -243,6 +244,7 @@ class ModelProcessor(ABC):
             RequestError, UsageError, ProcessorError: as for `process`.
         """
         modality = self._pipeline.served(Modality.parse(modality))
+        self._pipeline.by_itself("the source key")
         with self._pipeline.guard():
             item = Item(modality, f"{modality.argument}[0]", medium)
             request = self._pipeline.request_of([item], counts or {modality: 1}, Arguments(salt=salt), options)
