@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DISTRIBUTIONS := core plugins/qwen2_vl
+DISTRIBUTIONS := core plugins/qwen2_vl plugins/transformers_auto
 STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
