@@ -327,3 +327,21 @@ def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> N
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
     error = refused(lambda: Checkpoint.open(name), "no folder")
     assert error.argument == "checkpoint"
+
+
+def test_tensors_are_read_by_their_whole_names(folder: Path) -> None:
+    save_file({"a.x": torch.ones(2), "a.y": torch.ones(3, dtype=torch.int64)}, folder / "model.safetensors")
+    opened = Checkpoint.open(folder)
+    found = opened.read_tensors(["a.x"], dtype=torch.bfloat16)
+    assert list(found) == ["a.x"]
+    assert found["a.x"].dtype == torch.bfloat16
+    assert opened.read_tensors(["a.y"], dtype=torch.bfloat16)["a.y"].dtype == torch.int64
+    refused(lambda: opened.read_tensors(["a.x", "a.z"]), "no tensor 'a.z'", str(folder))
+
+
+def test_another_tokenizer_leaves_the_checkpoint_as_it_was(folder: Path) -> None:
+    opened = Checkpoint.open(folder)
+    other = opened.with_tokenizer("mine")
+    assert other.tokenizer == "mine"
+    assert (other.folder, other.config, other.fingerprint()) == (opened.folder, opened.config, opened.fingerprint())
+    refused(lambda: opened.tokenizer, "tokenizer", str(folder))

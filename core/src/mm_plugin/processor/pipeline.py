@@ -55,7 +55,7 @@ from mm_plugin.placeholders import (
     order_expanded,
     pad_by_offsets,
 )
-from mm_plugin.processor.arguments import Arguments, align_hashes, in_order
+from mm_plugin.processor.arguments import Arguments, align_hashes, in_order, is_list
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.processor.whole import TakesWhole, checked_whole
 from mm_plugin.prompt import PromptReader
@@ -332,6 +332,14 @@ class Pipeline:
                 raise UsageError(
                     f"{self.spec.name} prepares a request as a whole, so {name} must be {usual!r}", argument=name
                 )
+        if all(is_list(given) and not given for given in media.values()):
+            read = self.reader.read(prompt)
+            if not any(read.media.values()):
+                for modality in Modality:
+                    self._check_slots(modality, sum(kind is modality for _, kind in read.slots), 0)
+                request = self.request_of([], {}, arguments, options)
+                request.ids = read.ids
+                return request
         text, rendered, inside = self.reader.read_text(prompt)
         values = {modality: in_order(modality, inside[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
@@ -344,13 +352,7 @@ class Pipeline:
             for index, value in enumerate(values[modality])
         ]
         request = self.request_of(items, counts, arguments, options)
-        if items:
-            request.text = text, rendered
-        else:
-            read = self.reader.read(prompt)
-            for modality in Modality:
-                self._check_slots(modality, sum(kind is modality for _, kind in read.slots), 0)
-            request.ids = read.ids
+        request.text = text, rendered
         return request
 
     def by_itself(self, what: str) -> None:

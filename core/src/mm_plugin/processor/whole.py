@@ -71,7 +71,9 @@ class TakesWhole(ABC):
         """
 
 
-def checked_whole(found: Any, spec: ModelSpec, given: Sequence[Modality]) -> tuple[np.ndarray, list[MultimodalDataItem]]:
+def checked_whole(
+    found: Any, spec: ModelSpec, given: Sequence[Modality]
+) -> tuple[np.ndarray, list[MultimodalDataItem]]:
     """Ids, and an item for each modality, without identity yet.
 
     Args:

@@ -100,8 +100,8 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
                 "tokens",
                 **self.blame,
             )
-        layers = [None] * len(items) if deepstack is None else deepstack.split(counts, dim=1)
-        return [Encoded(part, layer) for part, layer in zip(rows.split(counts), layers, strict=True)]
+        layers = [None] * len(items) if deepstack is None else torch.split(deepstack, counts, dim=1)
+        return [Encoded(part, layer) for part, layer in zip(torch.split(rows, counts), layers, strict=True)]
 
     def _rows(
         self, kind: Kind, tensors: Mapping[str, torch.Tensor], count: int
@@ -285,5 +285,3 @@ def _take_out(model: Any, hidden: int, dtype: torch.dtype, device: torch.device)
             for name, child in list(parent.named_children()):
                 if child is absent:
                     setattr(parent, name, stand_in)
-
-

@@ -135,7 +135,12 @@ class Model:
     # ---------------------------------------------------------------- running the processor
 
     def run(
-        self, text: str, media: Mapping[Modality, Sequence[Any]], kwargs: Mapping[Modality, Kwargs], *, special: bool = True
+        self,
+        text: str,
+        media: Mapping[Modality, Sequence[Any]],
+        kwargs: Mapping[Modality, Kwargs],
+        *,
+        special: bool = True,
     ) -> dict[str, Any]:
         """The processor on one prompt.
 
@@ -240,7 +245,8 @@ class Model:
     def part(self, modality: Modality) -> Any:
         """The part of the processor that prepares a modality, or None."""
         return next(
-            (found for name in _PARTS[modality] if (found := getattr(self.opened.processor, name, None)) is not None), None
+            (found for name in _PARTS[modality] if (found := getattr(self.opened.processor, name, None)) is not None),
+            None,
         )
 
     def known_kwargs(self, modality: Modality) -> list[str]:
@@ -588,5 +594,3 @@ def has_mrope(config: Any) -> bool:
     if isinstance(config, list | tuple):
         return any(map(has_mrope, config))
     return hasattr(config, "to_dict") and has_mrope(config.to_dict())
-
-

@@ -120,8 +120,6 @@ def remote_code(folder: Path) -> list[str]:
         except (OSError, ValueError):
             continue
         named = described.get("auto_map") if isinstance(described, dict) else None
-        for value in (named or {}).values() if isinstance(named, dict) else ():
-            for part in value if isinstance(value, list) else [value]:
-                if part:
-                    found.append(f"{name}: {part}")
+        for value in named.values() if isinstance(named, dict) else ():
+            found += [f"{name}: {part}" for part in (value if isinstance(value, list) else [value]) if part]
     return found

@@ -51,7 +51,7 @@ class ImagesOptions(BaseOptions, frozen=True, kw_only=True):
             to a fixed number of pixels: a picture of one row would become as many gigabytes as it is long.
     """
 
-    images_kwargs: Annotated[Arguments, For.call("image")] = {}
+    images_kwargs: Annotated[Arguments, For.call("image")] = msgspec.field(default_factory=dict)
     max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1), For.load("image")] = 100.0
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class AudioOptions(BaseOptions, frozen=True, kw_only=True):
         audio_kwargs: arguments for the processor's audio part, under transformers' own names; of plain values.
     """
 
-    audio_kwargs: Annotated[Arguments, For.call("audio")] = {}
+    audio_kwargs: Annotated[Arguments, For.call("audio")] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_plain("audio_kwargs", self.audio_kwargs)
@@ -78,7 +78,7 @@ class ImagesAndAudioOptions(ImagesOptions, frozen=True, kw_only=True):
         audio_kwargs: as in `AudioOptions`.
     """
 
-    audio_kwargs: Annotated[Arguments, For.call("audio")] = {}
+    audio_kwargs: Annotated[Arguments, For.call("audio")] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_plain("images_kwargs", self.images_kwargs)
@@ -164,7 +164,9 @@ class ImagesProcessor(ModelProcessor, TakesWhole):
 
     # ---------------------------------------------------------------- whose fault it is
 
-    def _trying(self, kind: Kind, measures: tuple[int, ...], kwargs: Mapping[Modality, Kwargs], step: Callable[[], T]) -> T:
+    def _trying(
+        self, kind: Kind, measures: tuple[int, ...], kwargs: Mapping[Modality, Kwargs], step: Callable[[], T]
+    ) -> T:
         """A step over one medium: what only this medium or these arguments bring about is the request's fault."""
         learnt, own = self._learnt, kwargs.get(kind.modality, {})
         try:

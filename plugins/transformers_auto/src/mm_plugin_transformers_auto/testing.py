@@ -19,7 +19,7 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-# Byte pairs that merge across the places where text and replacements meet: two line ends are one token, as in released vocabularies.
+# Byte pairs that merge where text and replacements meet: two line ends are one token, as in released vocabularies.
 _MERGES = ("Ċ Ċ", "ĊĊ Ċ", "Ġ t", "h e", "Ġt he", "i n", "a n", "Ġ a", "o n", "Ġ Ġ", "Ċ Ġ", "e r", "i s")
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TURN = (
@@ -186,7 +186,7 @@ def _aya(ids: Mapping[str, int]) -> dict[str, Any]:
     return {
         "vision_config": _siglip_tower(56) | {"vision_use_head": False},
         "text_config": _llama(ids) | {"model_type": "cohere2", "sliding_window": 64},
-        "image_token_id": ids["<IMG_PATCH>"],
+        "image_token_id": ids["<|IMG_PATCH|>"],
         "downsample_factor": 2,
         "alignment_intermediate_size": 64,
     }
@@ -283,7 +283,12 @@ def _qwen3_vl(ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-_SIGLIP = {"image_processor_type": "SiglipImageProcessor", **_sizes(56), "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SIGLIP = {
+    "image_processor_type": "SiglipImageProcessor",
+    **_sizes(56),
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
 _QWEN = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 16, "merge_size": 2}
 
 FAMILIES: Mapping[str, Family] = {
@@ -394,7 +399,7 @@ FAMILIES: Mapping[str, Family] = {
             architecture="AyaVisionForConditionalGeneration",
             special=(
                 "<image>",
-                "<IMG_PATCH>",
+                "<|IMG_PATCH|>",
                 "<|START_OF_IMG|>",
                 "<|END_OF_IMG|>",
                 "<|IMG_LINE_BREAK|>",
