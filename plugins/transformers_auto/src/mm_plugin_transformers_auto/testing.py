@@ -6,10 +6,11 @@ the rule by which its pictures are cut and its prompts are written.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         processor: processor_config.json.
         image: how a picture stands in a prompt; empty where it takes none.
         audio: how a sound stands in a prompt; empty where it takes none.
-        prompts: prompts with so many media, by number; made from the placeholder where empty.
         needs: packages that its processor cannot be opened without.
         bos: whether the tokenizer puts a bos token in front.
         tokens: attributes of the tokenizer by name, such as `image_token`.
@@ -619,9 +619,6 @@ def fill_weights(model: torch.nn.Module, *, seed: int) -> None:
                 parameter.copy_(noise * math.sqrt(3 / math.prod(parameter.shape[1:])))
 
 
-def runs_here(family: Family, *, installed: Callable[[str], bool] | None = None) -> Sequence[str]:
+def missing_packages(family: Family) -> list[str]:
     """Packages that its processor needs and that are not installed."""
-    import importlib.util
-
-    there = installed or (lambda name: importlib.util.find_spec(name) is not None)
-    return [name for name in family.needs if not there(name)]
+    return [name for name in family.needs if importlib.util.find_spec(name) is None]
