@@ -21,13 +21,14 @@ from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.events import Event, Fallback
 from mm_plugin.identity import caller_identity, parse_caller_hash
-from mm_plugin.media import Medium, Size
+from mm_plugin.media import AudioSamples, Medium, Sampling, VideoFrames, VideoSize, whole
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor
+from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesVideos
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalDataItem
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
+RATE = 16
 SPECIAL = {Modality.IMAGE: "<image>", Modality.VIDEO: "<video>", Modality.AUDIO: "<audio>"}
 
 
@@ -36,19 +37,29 @@ class Options(BaseOptions, frozen=True, kw_only=True):
     pitch: Annotated[int, For.call("audio")] = 0
 
 
-class Processor(ModelProcessor):
-    """A row per row of pixels; pictures stand for media of every kind. More than two images get one row each."""
+class Processor(ModelProcessor, TakesVideos, TakesAudio):
+    """A row per row of pixels, per frame, or per sample. More than two images get one row each."""
 
     Options = Options
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
         return counts.get(Modality.IMAGE, 0) > 2
 
-    def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
-        return {"rows": 1 if context else size.height, "kind": int(modality)}
+    def sample(self, size: VideoSize, options: Options) -> Sampling:
+        return whole(size)
+
+    def sampling_rate(self, options: Options) -> int:
+        return RATE
+
+    def layout(self, modality: Modality, size: Any, options: Options, context: bool) -> dict[str, Any]:
+        rows = {Modality.IMAGE: "height", Modality.VIDEO: "frames", Modality.AUDIO: "num_samples"}[modality]
+        return {"rows": 1 if context else getattr(size, rows), "kind": int(modality)}
 
     def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        return medium.pixels.astype(np.int16) + options.tone
+        if medium.modality is Modality.AUDIO:
+            return medium.samples + options.pitch
+        pixels = medium.pixels if medium.frames is None else np.stack(list(medium.frames))
+        return pixels.astype(np.int16) + options.tone
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
@@ -77,6 +88,14 @@ def open_three(open_words: Open) -> Open:
 
 def picture(seed: int = 0, height: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 200, (height, 4, 3), dtype=np.uint8)
+
+
+def clip(seed: int = 0) -> VideoFrames:
+    return VideoFrames([picture(seed), picture(seed + 1)], fps=2.0)
+
+
+def sound(seed: int = 0) -> AudioSamples:
+    return AudioSamples(np.random.default_rng(seed).random(3, dtype=np.float32), RATE)
 
 
 def png(seed: int = 0, height: int = 3) -> bytes:
@@ -179,8 +198,8 @@ def test_all_spellings_of_one_number_are_one_hash(open_three: Open, scope: str) 
 
 MEDIA = {
     "images": [picture(1), picture(2)],
-    "videos": [picture(3)],
-    "audios": [picture(4), picture(5)],
+    "videos": [clip(3)],
+    "audios": [sound(4), sound(5)],
 }
 PROMPT = "<audio> <image> word <video> <audio> <image>"  # not the order of the arguments
 
@@ -297,7 +316,7 @@ def test_a_fingerprinted_identity_does_not_depend_on_the_medium_but_on_all_that_
         one(open_three(), picture(0), 7, background=(0, 0, 0)),
         one(open_three(), picture(0), 7, salt="tenant"),
         one(open_three(), picture(0), 7, salt=b"tenant"),
-        open_three().process("<video>", videos=[picture(0)], mm_hashes=[7]).mm_items[0],
+        open_three().process("<video>", videos=[clip(0)], mm_hashes=[7]).mm_items[0],
         open_three().process("<image> " * 3, [picture(0)] * 3, mm_hashes=[7, None, None]).mm_items[0],
     ]
     assert len({base.identity, *(item.identity for item in others)}) == 1 + len(others)

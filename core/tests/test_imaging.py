@@ -21,6 +21,7 @@ from mm_plugin.settings import Settings
 
 DATA = Path(__file__).parent / "data"
 RESIZE: dict[str, Any] = json.loads((DATA / "smart_resize.json").read_text())
+VIDEO: dict[str, Any] = json.loads((DATA / "video_sampling.json").read_text())
 PIXELS: dict[str, Any] = json.loads((DATA / "qwen2vl_pixels.json").read_text())
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
@@ -265,3 +266,101 @@ def test_rows_repeat_the_frame_inside_each_channel(n_patches: int, area: int, fr
     ]
     assert rows.shape == (n_patches, 3 * frames * area)
     assert rows.tolist() == expected
+
+
+# --- videos ------------------------------------------------------------------------------------------------------------
+
+
+def sample(total: int, rate: float, rule: imaging.FrameRule, **options: Any) -> np.ndarray:
+    wanted = {"fps": 2.0, "min_frames": 4, "max_frames": 768, "multiple": 2} | options
+    indices = imaging.sample_frames(total, rate, rule=rule, **wanted)
+    assert indices.dtype == np.int64
+    assert indices[0] >= 0
+    assert indices[-1] < total
+    return indices
+
+
+@pytest.mark.case("9.3")
+@pytest.mark.case("9.6")
+@pytest.mark.parametrize("rule", ["qwen", "transformers"])
+@pytest.mark.parametrize("case", VIDEO["frames"], ids=lambda c: f"{c['total']} at {c['rate']} {c['options']}")
+def test_the_same_frames_as_the_reference(case: dict[str, Any], rule: imaging.FrameRule) -> None:
+    options = {{"nframes": "num_frames"}.get(name, name): value for name, value in case["options"].items()}
+    indices = sample(case["total"], case["rate"], rule, **options)
+    expected = case[rule]
+    if expected is None:  # the reference refuses clips that are too short for what is asked; they give what they have
+        wanted = max(2, options.get("num_frames", 4) // 2 * 2)
+        assert len(indices) == min(wanted, max(1, case["total"] // 2 * 2))
+        return
+    assert len(indices) == expected["n"]
+    if "all" in expected:
+        assert indices.tolist() == expected["all"]
+    else:
+        assert sha256(indices) == expected["sha256_i64"]
+    if rule == "qwen":
+        seconds = 2 / (len(indices) / case["total"] * case["rate"])
+        assert seconds == pytest.approx(case["second_per_grid_t"], rel=1e-12)
+
+
+@given(
+    st.integers(1, 300_000),
+    st.floats(0.1, 240),
+    st.sampled_from(["qwen", "transformers"]),
+    st.one_of(st.none(), st.integers(1, 1000)),
+    st.floats(0.01, 100),
+    st.integers(1, 50),
+    st.integers(1, 800),
+    st.sampled_from([1, 2, 4]),
+)
+def test_sampled_frames_lie_in_the_clip_and_in_the_bounds(
+    total: int, rate: float, rule: Any, number: int | None, fps: float, least: int, most: int, multiple: int
+) -> None:
+    options = {"num_frames": number, "fps": fps, "min_frames": least, "max_frames": most, "multiple": multiple}
+    if most < multiple:
+        with pytest.raises(SizeError):
+            sample(total, rate, rule, **options)
+        return
+    indices = sample(total, rate, rule, **options)
+    assert (np.diff(indices) > 0).all()
+    assert len(indices) <= min(most, total)
+    if total >= multiple:
+        assert len(indices) % multiple == 0
+    else:
+        assert len(indices) == total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fps": 0.0}, {"fps": -1.0}, {"num_frames": 0}, {"min_frames": 0}, {"max_frames": 1}, {"fps": float("nan")}],
+)
+def test_bounds_that_leave_no_frame_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SizeError):
+        sample(100, 25.0, "qwen", **options)
+    with pytest.raises(SizeError):
+        sample(0, 25.0, "qwen")
+    with pytest.raises(SizeError):
+        sample(100, 0.0, "qwen")
+
+
+RELEASED = {"min_pixels": 128 * 28 * 28, "max_pixels": 768 * 28 * 28}
+
+
+@pytest.mark.case("9.5")
+@pytest.mark.parametrize("rule", ["transformers_default", "transformers_cap_true", "qwen_vl_utils"])
+@pytest.mark.parametrize("case", VIDEO["videos"], ids=lambda c: f"{c['frames']} of {c['size']} {c['options']}")
+def test_frames_have_the_reference_s_size(case: dict[str, Any], rule: str) -> None:
+    if rule not in case:
+        pytest.skip("the reference was not asked")
+    options = RELEASED | case["options"]
+    total = options.pop("total_pixels", int(128_000 * 28 * 28 * 0.9))
+    bound = imaging.frame_budget(
+        case["frames"], **options, total_pixels=None if rule == "transformers_default" else total, temporal_patch_size=2
+    )
+    if case[rule] is None:
+        if options["max_pixels"] < options["min_pixels"]:
+            return  # a budget without a size is refused by the options of whoever asks
+        with pytest.raises(SizeError):
+            imaging.smart_resize(*case["size"], factor=28, min_pixels=options["min_pixels"], max_pixels=bound)
+        return
+    size = imaging.smart_resize(*case["size"], factor=28, min_pixels=options["min_pixels"], max_pixels=bound)
+    assert list(size) == case[rule]

@@ -16,30 +16,35 @@ from PIL import Image
 
 from mm_plugin.errors import LimitError, UsageError
 from mm_plugin.events import Event, Fallback
-from mm_plugin.media import Medium, Size
+from mm_plugin.media import AudioSamples, Medium, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor
+from mm_plugin.processor import BaseOptions, ModelProcessor, TakesAudio
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
 WORDS = ("word", "other", "third")
+RATE = 16
 SPECIAL = ["<image>", "<audio>", "<s>", "</s>", "<mark>"]
 
 
-class Processor(ModelProcessor):
-    """As many rows as the picture is high, and twice as many where fewer than three images are in the request."""
+class Processor(ModelProcessor, TakesAudio):
+    """As many rows as a picture is high or a sound is long, and twice as many where fewer than three images are there."""
 
     Options = BaseOptions
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
         return counts.get(Modality.IMAGE, 0) < 3
 
-    def layout(self, modality: Modality, size: Size, options: Any, context: bool) -> dict[str, Any]:
-        return {"rows": size.height * (2 if context else 1), "kind": int(modality)}
+    def sampling_rate(self, options: Any) -> int:
+        return RATE
+
+    def layout(self, modality: Modality, size: Any, options: Any, context: bool) -> dict[str, Any]:
+        rows = size.height if isinstance(size, Size) else size.num_samples
+        return {"rows": rows * (2 if context else 1), "kind": int(modality)}
 
     def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
-        return medium.pixels[:, :1].astype(np.int16)
+        return medium.samples.copy() if medium.pixels is None else medium.pixels[:, :1].astype(np.int16)
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
@@ -98,7 +103,12 @@ def png(seed: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def sound(seed: int, length: int) -> AudioSamples:
+    return AudioSamples(np.random.default_rng(seed).random(length, dtype=np.float32), RATE)
+
+
 A, B, C, D = png(0, 3), png(1, 4), png(2, 5), png(3, 2)
+HEARD_A, HEARD_D = sound(0, 3), sound(3, 2)
 
 
 def assert_same(left: MultimodalProcessorOutput, right: MultimodalProcessorOutput) -> None:
@@ -228,12 +238,14 @@ def test_only_a_pair_that_stands_around_a_medium_goes_with_it(open_two: Open, pr
 def test_adjacent_media_of_several_kinds_are_dropped_in_prompt_order(open_two: Open) -> None:
     prompt = "<audio> <s> <image> </s> <image> <s> <audio> </s>"  # 3 + 1 4 1 + 5 + 1 2 1
     for policy, limit, rest, arguments, dropped in (
-        ("drop_oldest", 17, "<s> <image> </s> <image> <s> <audio> </s>", ([B, C], [D]), ("audios[0]",)),
-        ("drop_oldest", 14, "<image> <s> <audio> </s>", ([C], [D]), ("audios[0]", "images[0]")),
-        ("drop_newest", 17, "<audio> <s> <image> </s> <image>", ([B, C], [A]), ("audios[1]",)),
-        ("drop_newest", 13, "<audio> <s> <image> </s>", ([B], [A]), ("audios[1]", "images[1]")),
+        ("drop_oldest", 17, "<s> <image> </s> <image> <s> <audio> </s>", ([B, C], [HEARD_D]), ("audios[0]",)),
+        ("drop_oldest", 14, "<image> <s> <audio> </s>", ([C], [HEARD_D]), ("audios[0]", "images[0]")),
+        ("drop_newest", 17, "<audio> <s> <image> </s> <image>", ([B, C], [HEARD_A]), ("audios[1]",)),
+        ("drop_newest", 13, "<audio> <s> <image> </s>", ([B], [HEARD_A]), ("audios[1]", "images[1]")),
     ):
-        output = open_two().process(prompt, [B, C], audios=[A, D], max_prompt_tokens=limit, on_overflow=policy)
+        output = open_two().process(
+            prompt, [B, C], audios=[HEARD_A, HEARD_D], max_prompt_tokens=limit, on_overflow=policy
+        )
         assert output.dropped == dropped
         assert_same(output, open_two().process(rest, arguments[0], audios=arguments[1]))
 

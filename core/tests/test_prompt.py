@@ -542,7 +542,7 @@ def test_messages_nested_without_end_are_the_clients_fault(readers: dict[str, Pr
 
 
 @pytest.mark.parametrize(
-    "part", [{"type": "image_url", "image_url": {}}, {"type": "input_audio", "input_audio": {"data": "x"}}]
+    "part", [{"type": "image_url", "image_url": {}}, {"type": "input_audio", "input_audio": {"format": "wav"}}]
 )
 def test_a_part_whose_object_has_no_url_is_told(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
     with pytest.raises(PlaceholderError, match="an object there has a url"):

@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 # name -> room. What is here is public and stable; everything else is reached by its room.
 _PUBLIC = {
+    "AudioSamples": "media",
+    "AudioSize": "media",
     "BaseOptions": "processor",
     "Checkpoint": "checkpoint",
     "EmbedOutput": "embed",
@@ -46,11 +48,17 @@ _PUBLIC = {
     "Registry": "registry",
     "Replacement": "placeholders",
     "RequestError": "errors",
+    "SampledVideo": "media",
+    "Sampling": "media",
     "Settings": "settings",
     "Size": "media",
+    "TakesAudio": "processor",
     "TakesPrepared": "processor",
+    "TakesVideos": "processor",
     "TakesWhole": "processor",
     "UsageError": "errors",
+    "VideoFrames": "media",
+    "VideoSize": "media",
     "Whole": "processor",
     "WholeItem": "processor",
     "discover": "registry",
@@ -60,6 +68,8 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AudioSamples",
+    "AudioSize",
     "BaseOptions",
     "Checkpoint",
     "EmbedOutput",
@@ -93,11 +103,17 @@ __all__ = [
     "Registry",
     "Replacement",
     "RequestError",
+    "SampledVideo",
+    "Sampling",
     "Settings",
     "Size",
+    "TakesAudio",
     "TakesPrepared",
+    "TakesVideos",
     "TakesWhole",
     "UsageError",
+    "VideoFrames",
+    "VideoSize",
     "Whole",
     "WholeItem",
     "__version__",
@@ -125,9 +141,28 @@ if TYPE_CHECKING:
         UsageError,
     )
     from mm_plugin.hookspecs import hookimpl
-    from mm_plugin.media import Medium, Size
+    from mm_plugin.media import (
+        AudioSamples,
+        AudioSize,
+        Medium,
+        SampledVideo,
+        Sampling,
+        Size,
+        VideoFrames,
+        VideoSize,
+    )
     from mm_plugin.placeholders import Replacement
-    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared, TakesWhole, Whole, WholeItem
+    from mm_plugin.processor import (
+        BaseOptions,
+        For,
+        ModelProcessor,
+        TakesAudio,
+        TakesPrepared,
+        TakesVideos,
+        TakesWhole,
+        Whole,
+        WholeItem,
+    )
     from mm_plugin.registry import PluginRecord, Registry, discover
     from mm_plugin.settings import Settings
     from mm_plugin.spec import ModelSpec

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import PlaceholderError, RequestError, UsageError
+from mm_plugin.media import VideoFrames
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.structs import Modality, as_ids
 
@@ -359,9 +360,12 @@ def _plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) -
             modality = _PART_TYPES[kind]
             value = part.get(kind, part.get(modality.name.lower()))
             if isinstance(value, Mapping):
-                value = value.get("url")
+                # `input_audio` has its base64 under `data`.
+                value = value.get("url", value.get("data"))
                 if value is None:
-                    raise PlaceholderError(f"{path}.{kind}: an object there has a url", path=path)
+                    raise PlaceholderError(f"{path}.{kind}: an object there has a url, or data", path=path)
+            if modality is Modality.VIDEO and isinstance(value, list | tuple):
+                value = VideoFrames(value, fps=part.get("fps"), timestamps=part.get("timestamps"))
             media[modality].append(value)
             parts.append({"type": modality.name.lower()})
         else:

@@ -85,6 +85,11 @@ class ImageSource:
         self._image: Image.Image | None = None
         self._orientation = 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the encoded file; 0 for pixels."""
+        return len(self._data or b"")
+
     def digest(self) -> bytes:
         """What tells this source from others: of the encoded bytes, or of the pixels where that is all there is.
 
@@ -244,7 +249,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
         )
     if not isinstance(value, np.ndarray):
         value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
-    check_pixels(path, *value.shape[-3:-1], settings)
+    check_pixels(path, value.shape[-3], value.shape[-2], settings)
     found: np.ndarray = value
     return found
 
@@ -345,5 +350,3 @@ def _decoding(path: str) -> Iterator[None]:
         raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
     except _DECODE_ERRORS as error:
         raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error
-
-

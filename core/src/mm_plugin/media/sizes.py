@@ -99,6 +99,10 @@ class AudioSize(msgspec.Struct, frozen=True):
         """Seconds."""
         return self.num_samples / self.sampling_rate
 
+    def at(self, sampling_rate: int) -> AudioSize:
+        """The same sound at another rate: whatever part of a sample is left at its end counts as one."""
+        return AudioSize(-(-self.num_samples * sampling_rate // self.sampling_rate), sampling_rate)
+
 
 class Frames(Protocol):
     """The chosen frames of a clip, decoded one by one while they are iterated, again each time.

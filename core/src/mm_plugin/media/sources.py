@@ -74,7 +74,9 @@ def _read_text(value: str, path: str, settings: Settings) -> bytes:
     if scheme[0].lower() == "file:":
         return _read_file(_path_of_url(value, path), path, settings)
     raise MediaError(
-        f"{path}: URLs of the kind {scheme[0]} are not read; data:, file:, http: and https: are", path=path, reason="url"
+        f"{path}: URLs of the kind {scheme[0]} are not read; data:, file:, http: and https: are",
+        path=path,
+        reason="url",
     )
 
 

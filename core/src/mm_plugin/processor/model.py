@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from mm_plugin.errors import UsageError
-from mm_plugin.media import Medium, Size, check_pixels
+from mm_plugin.media import AudioSize, Medium, SampledVideo, Size, VideoSize, is_remote
 from mm_plugin.placeholders import Replacement
+from mm_plugin.processor.abilities import Fields
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.options import BaseOptions
-from mm_plugin.processor.pipeline import Fields, Item, Pipeline, PreparedItem, Runtime
+from mm_plugin.processor.pipeline import Item, Pipeline, PreparedItem, Runtime
 from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 if TYPE_CHECKING:
@@ -59,12 +58,13 @@ class ModelProcessor(ABC):
         """
 
     @abstractmethod
-    def layout(self, modality: Modality, size: Size, options: Any, context: Any) -> Fields:
+    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> Fields:
         """The model fields of one medium, from its size alone: exactly the names that the spec declares for the modality.
 
         Args:
             modality: what it is.
-            size: pixels, after orientation.
+            size: of an image a `Size`; of a video a `SampledVideo`, the frames that `sample` chose; of audio an `AudioSize` at
+                the rate that `sampling_rate` gave.
             options: an `Options`, all resolved.
             context: what `context` returned.
         """
@@ -74,7 +74,7 @@ class ModelProcessor(ABC):
         """The feature that the encoder reads, a numpy array or torch tensor of its own.
 
         Args:
-            medium: decoded and normalised.
+            medium: normalised; an image's `pixels`, a video's `frames`, decoded while they are iterated, or audio's `samples`.
             layout: what `layout` returned.
             options: an `Options`, all resolved.
         """
@@ -110,8 +110,8 @@ class ModelProcessor(ABC):
         Args:
             prompt: text, token ids, or chat messages in the OpenAI content-part shape, media inside the parts or beside them.
             images: anything that `mm_plugin.media.open_image` takes, in prompt order.
-            videos: refused unless the plugin takes videos.
-            audios: refused unless the plugin takes audio.
+            videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
+            audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
                 aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
                 this one". A wrong count ignores all of them, a malformed one itself; each is told as an event.
@@ -176,6 +176,9 @@ class ModelProcessor(ABC):
                 executor, self._pipeline.begin, prompt, media, Arguments(**named), arguments
             )
             try:
+                remote = [item for item in request.items if is_remote(item.value)]
+                if remote:
+                    await self._pipeline.fetch(remote)
                 await each(request.items, lambda item: self._pipeline.lay_out(request, item))
                 await loop.run_in_executor(executor, self._pipeline.fit, request)
                 await each(request.items, lambda item: self._pipeline.prepare(request, item))
@@ -187,16 +190,17 @@ class ModelProcessor(ABC):
     def count(
         self,
         modality: Modality | str,
-        size: Size | tuple[int, int],
+        size: Size | VideoSize | SampledVideo | AudioSize | tuple[int, int],
         *,
         counts: Mapping[Modality, int] | None = None,
         **options: Any,
     ) -> tuple[int, int]:
-        """How many rows and prompt tokens a medium of this size takes, without its pixels.
+        """How many rows and prompt tokens a medium of this size takes, without decoding it; `mm_plugin.media.probe` gives sizes.
 
         Args:
             modality: what it is.
-            size: (height, width), pixels, after orientation.
+            size: of an image (height, width), pixels, after orientation; of a video a `VideoSize`, or a `SampledVideo` where its
+                frames are chosen already; of audio an `AudioSize` at any rate.
             counts: media in the whole request, where the plugin's counts depend on them; one of this kind where None.
             **options: as for `process`.
 
@@ -205,20 +209,16 @@ class ModelProcessor(ABC):
 
         Raises:
             RequestError: no medium can have this size.
-            UsageError: unknown modality or option.
+            UsageError: unknown modality or option, or a size of another modality.
         """
         modality = self._pipeline.served(Modality.parse(modality))
         self._pipeline.by_itself("the count")
-        try:
-            size = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
-        except TypeError:
-            raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
         path = f"{modality.argument}[0]"
-        check_pixels(path, size.height, size.width, self.settings)
         with self._pipeline.guard():
             resolved = self._pipeline.table.call(options)
+            known = self._pipeline.known_size(modality, size, resolved, path)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))
-            replacement = self._pipeline.measure(modality, size, resolved, context, path)[1]
+            replacement = self._pipeline.measure(modality, known, resolved, context, path)[1]
         return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
 
     @final

@@ -56,10 +56,10 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that the core itself reads; an author's `Options` subclasses it.
 
     Attributes:
-        background: RGB levels behind transparent pixels.
+        background: RGB levels behind transparent pixels, of images and of frames.
     """
 
-    background: typing.Annotated[tuple[Level, Level, Level], For(("image",))] = WHITE
+    background: typing.Annotated[tuple[Level, Level, Level], For(("image", "video"))] = WHITE
 
     @classmethod
     def from_checkpoint(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import operator
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,22 @@ from mm_plugin.identity import (
     item_identity,
     source_key,
 )
-from mm_plugin.media import ImageSource, Medium, Size, open_image
+from mm_plugin.media import (
+    AudioSize,
+    AudioSource,
+    ImageSource,
+    Medium,
+    SampledVideo,
+    Sampling,
+    Size,
+    VideoSize,
+    VideoSource,
+    check_pixels,
+    open_audio,
+    open_image,
+    open_video,
+    whole,
+)
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
@@ -55,9 +70,10 @@ from mm_plugin.placeholders import (
     order_expanded,
     pad_by_offsets,
 )
+from mm_plugin.processor.abilities import Fields, TakesAudio, TakesPrepared, TakesVideos, TakesWhole
 from mm_plugin.processor.arguments import Arguments, align_hashes, in_order, is_list
 from mm_plugin.processor.options import OptionTable
-from mm_plugin.processor.whole import TakesWhole, checked_whole
+from mm_plugin.processor.whole import checked_whole
 from mm_plugin.prompt import PromptReader
 from mm_plugin.sentinels import check_vocabulary
 from mm_plugin.settings import Settings
@@ -76,9 +92,8 @@ if TYPE_CHECKING:
     from mm_plugin.processor.model import ModelProcessor
     from mm_plugin.spec import ModelSpec
 
-Fields = Mapping[str, Any]
-
 logger = logging.getLogger("mm_plugin")
+_ABILITIES = {Modality.VIDEO: TakesVideos, Modality.AUDIO: TakesAudio}
 # A field says how a medium is laid out; more numbers than this say something else.
 _MOST_FIELD_VALUES = 65_536
 # Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
@@ -161,7 +176,8 @@ class Item(msgspec.Struct, eq=False):
     modality: Modality
     path: str
     value: Any
-    source: ImageSource | None = None
+    source: ImageSource | VideoSource | AudioSource | None = None
+    size: Any = None
     key: bytes = b""
     fields: Fields | None = None
     replacement: Replacement | None = None
@@ -188,42 +204,6 @@ class Request(msgspec.Struct, eq=False):
     ended: bool = False
     lock: Any = msgspec.field(default_factory=threading.Lock)
     text: tuple[str, bool] | None = None  # prompt, and whether it is rendered, of one that is prepared as a whole
-
-
-class TakesPrepared(ABC):
-    """For processors that also take media which a processor or an encoder made already (`ProcessorOutput`, `PrecomputedRows`).
-
-    Everything there comes from a client, so nothing of it is believed.
-    """
-
-    @abstractmethod
-    def feature_name(self, modality: Modality) -> str:
-        """The name under which the reference's processor gives the feature, such as `pixel_values`."""
-
-    @abstractmethod
-    def check_fields(self, modality: Modality, fields: Fields) -> int:
-        """How many rows the fields stand for, by arithmetic alone; nothing of that size may be made here.
-
-        Args:
-            modality: what it is.
-            fields: the declared fields; arrays are numpy, whole numbers int64.
-
-        Raises:
-            SizeError: they stand for no medium that the model can take.
-        """
-
-    @abstractmethod
-    def check_feature(self, modality: Modality, feature: Any, fields: Fields) -> None:
-        """Compare a feature with its fields.
-
-        Args:
-            modality: what it is.
-            feature: a dense numpy array or torch tensor.
-            fields: as `check_fields` accepted them.
-
-        Raises:
-            SizeError: they do not fit together.
-        """
 
 
 class Pipeline:
@@ -273,6 +253,12 @@ class Pipeline:
             )
         )
         self._positions = spec.load("positions")
+        for modality, ability in _ABILITIES.items():
+            if modality in spec.modalities and not isinstance(model, ability):
+                raise ProcessorError(
+                    f"{spec.name} declares {modality.argument}, so {self._author} must subclass {ability.__name__}",
+                    **runtime.blame,
+                )
         bindings = runtime.bindings
         self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
         self._told: set[str] = set()
@@ -314,14 +300,9 @@ class Pipeline:
     def _check_counts(self, counts: Mapping[Modality, int]) -> None:
         for modality in counts:
             self.served(modality)
-        total = sum(counts.values())
-        if total > self.settings.max_items:
-            raise LimitError(
-                f"{total} media in one request, at most {self.settings.max_items} are accepted",
-                setting="max_items",
-                limit=self.settings.max_items,
-                value=total,
-            )
+        self._check_count(sum(counts.values()), "media", "max_items")
+        for modality, count in counts.items():
+            self._check_count(count, modality.argument, f"max_{modality.argument}")
 
     def _begin_whole(
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
@@ -389,6 +370,17 @@ class Pipeline:
             self._told.add(why)
             logger.warning("mm-plugin: %s: %s ignored: %s", self.spec.name, what, why)
 
+    def _check_count(self, count: int, what: str, setting: str) -> None:
+        limit = getattr(self.settings, setting)
+        if count > limit:
+            raise LimitError(
+                f"{count} {what} in one request, at most {limit} are accepted",
+                path=None if what == "media" else what,
+                setting=setting,
+                limit=limit,
+                value=count,
+            )
+
     def _check_slots(self, modality: Modality, slots: int, given: int) -> None:
         if slots != given:
             token = self.spec.placeholders.get(modality, "")
@@ -399,6 +391,18 @@ class Pipeline:
                 expected=slots,
                 found=given,
             )
+
+    async def fetch(self, items: Sequence[Item]) -> None:
+        """Replace URLs by the bytes behind them, all at the same time; the first error in order is raised, once all have ended."""
+        from mm_plugin.media.remote import fetch_async
+
+        found = await asyncio.gather(
+            *(fetch_async(item.value, item.path, self.settings) for item in items), return_exceptions=True
+        )
+        for item, data in zip(items, found, strict=True):
+            if isinstance(data, BaseException):
+                raise data
+            item.value = data
 
     def lay_out(self, request: Request, item: Item) -> None:
         """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
@@ -412,10 +416,10 @@ class Pipeline:
             item.prepared = self._take_ready(request, item, item.value)
             item.replacement, item.seconds = item.prepared.replacement, time.perf_counter() - began
             return
-        source = open_image(item.value, path=item.path, settings=self.settings)
-        item.source = source
+        open_medium: Any = _DOORS[item.modality]
+        item.source = source = open_medium(item.value, path=item.path, settings=self.settings)
         if self._whole is not None:
-            source.probe()  # for the limits
+            item.size = self._probe(source, request.options, item.path)  # for the limits, and to decode it
             return
         content = source.digest()
         with self._identified("context has"):
@@ -430,14 +434,80 @@ class Pipeline:
         if item.prepared is not None:
             item.replacement, item.cached = item.prepared.replacement, True
         else:
-            size = source.probe()
+            item.size = self._probe(source, request.options, item.path)
             item.fields, item.replacement = self.measure(
-                item.modality, size, request.options, request.context, item.path
+                item.modality, item.size, request.options, request.context, item.path
             )
         item.seconds = time.perf_counter() - began
 
+    def _probe(self, source: Any, options: Any, path: str) -> Size | SampledVideo | AudioSize:
+        """The size that `layout` gets: of a video with its frames chosen, of audio at the rate that the author asks for."""
+        if isinstance(source, ImageSource):
+            return source.probe()
+        if isinstance(source, AudioSource):
+            return source.probe(self.sampling_rate(options))
+        clip: VideoSize = source.probe()
+        return _sampled(clip, whole(clip)) if source.sampled else self.sample(clip, options, path)
+
+    def known_size(self, modality: Modality, size: Any, options: Any, path: str) -> Size | SampledVideo | AudioSize:
+        """A size that a caller gave, as `layout` gets it.
+
+        Raises:
+            UsageError: it is no size of such a medium.
+        """
+        if modality is Modality.VIDEO:
+            if not isinstance(size, VideoSize | SampledVideo):
+                raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
+            check_pixels(path, size.height, size.width, self.settings)
+            if isinstance(size, SampledVideo):
+                return size
+            if size.frames < 1 or not size.fps > 0:
+                raise MediaError(
+                    f"{path}: {size.frames} frames at {size.fps} a second are no clip", path=path, reason="empty"
+                )
+            return self.sample(size, options, path)
+        if modality is Modality.AUDIO:
+            if not isinstance(size, AudioSize):
+                raise UsageError("size of audio must be an AudioSize", argument="size")
+            if min(size.num_samples, size.sampling_rate) < 1:
+                raise MediaError(f"{path}: a sound without samples", path=path, reason="empty")
+            return size.at(self.sampling_rate(options))
+        try:
+            picture = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
+        except TypeError:
+            raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
+        check_pixels(path, picture.height, picture.width, self.settings)
+        return picture
+
+    def sampling_rate(self, options: Any) -> int:
+        """The rate that the author asks for, checked."""
+        model = self._model
+        assert isinstance(model, TakesAudio)
+        rate = self.authored("sampling_rate", lambda: model.sampling_rate(options))
+        if type(rate) is not int or rate < 1:
+            raise ProcessorError(
+                f"{self._author}.sampling_rate must return samples per second, got {rate!r}", **self._blame
+            )
+        return rate
+
+    def sample(self, size: VideoSize, options: Any, path: str) -> SampledVideo:
+        """The frames that the author chooses, checked."""
+        model = self._model
+        assert isinstance(model, TakesVideos)
+        found = self.authored("sample", lambda: model.sample(size, options), path)
+        good = isinstance(found, Sampling) and isinstance(found.indices, np.ndarray) and found.indices.ndim == 1
+        good = good and found.indices.dtype == np.int64 and len(found.indices) > 0
+        good = good and np.shape(found.timestamps) == found.indices.shape and np.isfinite(found.fps) and found.fps > 0
+        if not good or found.indices[0] < 0 or found.indices[-1] >= size.frames or (np.diff(found.indices) < 0).any():
+            raise ProcessorError(
+                f"{self._author}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
+                "a timestamp for each, and a rate above 0",
+                **self._blame,
+            )
+        return _sampled(size, found)
+
     def measure(
-        self, modality: Modality, size: Size, options: Any, context: Any, path: str
+        self, modality: Modality, size: Size | SampledVideo | AudioSize, options: Any, context: Any, path: str
     ) -> tuple[Fields, Replacement]:
         """Fields and replacement of a medium of one size, checked."""
         fields = self.authored("layout", lambda: self._model.layout(modality, size, options, context), path)
@@ -556,7 +626,18 @@ class Pipeline:
             )
 
     def fit(self, request: Request) -> None:
-        """Hold the expanded prompt to its limit, by the caller's policy; nothing is decoded yet."""
+        """Hold the expanded prompt, by the caller's policy, and the pixels to their limits; no picture or frame is decoded yet."""
+        self._shorten(request)
+        limit, pixels = self.settings.max_request_pixels, sum(_pixels(item.size) for item in request.items)
+        if pixels > limit:
+            raise LimitError(
+                f"the request's images and sampled frames have {pixels} pixels, at most {limit} are accepted",
+                setting="max_request_pixels",
+                limit=limit,
+                value=pixels,
+            )
+
+    def _shorten(self, request: Request) -> None:
         limit = request.arguments.max_prompt_tokens
         if limit is None or request.text is not None:
             return
@@ -653,7 +734,7 @@ class Pipeline:
         began = time.perf_counter()
         if request.text is not None:
             assert item.source is not None
-            item.medium = item.source.decode(background=request.options.background)
+            item.medium = _decoded(item.source, item.size, request.options)
         elif item.prepared is None:
             try:
                 item.prepared, item.cached = self._cache.get_or_compute(
@@ -674,7 +755,7 @@ class Pipeline:
         assert item.fields is not None
         assert item.replacement is not None
         fields, options = item.fields, request.options
-        medium = item.source.decode(background=options.background)
+        medium = _decoded(item.source, item.size, options)
         feature = self.authored("prepare", lambda: self._model.prepare(medium, fields, options), item.path)
         with self._identified("prepare returned"):
             content = feature_digest(feature, self._digests)
@@ -683,7 +764,8 @@ class Pipeline:
                 self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
                 content, fields, salt=request.arguments.salt,
             )  # fmt: skip
-        feature = _detached(feature, medium.pixels)
+        for source in (medium.pixels, medium.samples):
+            feature = feature if source is None else _detached(feature, source)
         return Prepared(fields, item.replacement, feature, identity)
 
     def finish(self, request: Request) -> MultimodalProcessorOutput:
@@ -755,6 +837,9 @@ class Pipeline:
         for item in items:
             path = item.modality.argument
             self._check_item_tokens(item.num_tokens, "tokens", path)
+            for medium in media[item.modality]:
+                for source in (medium.pixels, medium.samples):
+                    item.feature = item.feature if source is None else _detached(item.feature, source)
             with self._identified("prepare_whole returned"):
                 content = feature_digest(item.feature, self._digests)
                 item.set_identity(
@@ -945,6 +1030,28 @@ class Pipeline:
             placeholders={modality: token_id(token) for modality, token in self.spec.placeholders.items()},
             pairs=tuple((token_id(start), token_id(end)) for start, end in self.spec.token_pairs),
         )
+
+
+_DOORS = {Modality.IMAGE: open_image, Modality.VIDEO: open_video, Modality.AUDIO: open_audio}
+
+
+def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options: Any) -> Medium:
+    if isinstance(source, ImageSource):
+        return source.decode(background=options.background)
+    if isinstance(source, AudioSource):
+        return source.decode(size)
+    return source.decode(size, background=options.background)
+
+
+def _sampled(size: VideoSize, chosen: Sampling) -> SampledVideo:
+    return SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps))
+
+
+def _pixels(size: Any) -> int:
+    """Pixels that are decoded of a medium of this size; none where it is known already, and none of a sound."""
+    if isinstance(size, SampledVideo):
+        return size.height * size.width * size.frames
+    return size.height * size.width if isinstance(size, Size) else 0
 
 
 def _vocabulary_size(config: Any) -> int:

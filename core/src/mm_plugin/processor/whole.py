@@ -1,8 +1,7 @@
-"""`TakesWhole`: for models whose media cannot be laid out one by one. What they make of a request is checked here."""
+"""What a model that takes a request's media only together makes of it (`TakesWhole`), and whether that can be used."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError
-from mm_plugin.media import Medium
 from mm_plugin.placeholders import Replacement
 from mm_plugin.spec import ModelSpec
 from mm_plugin.structs import Modality, MultimodalDataItem
@@ -42,33 +40,6 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
 
     ids: np.ndarray
     items: Sequence[WholeItem]
-
-
-class TakesWhole(ABC):
-    """For processors some of whose models take a request's media only together, because one changes what becomes of another.
-
-    Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no medium has a source key.
-    """
-
-    @abstractmethod
-    def as_a_whole(self) -> bool:
-        """Whether this open model is one of them; asked once, when it is opened."""
-
-    @abstractmethod
-    def prepare_whole(
-        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
-    ) -> Whole:
-        """Ids and items of a request with media.
-
-        Args:
-            text: the prompt, with placeholders as the model writes them.
-            media: decoded and normalised, in order, by modality.
-            options: an `Options`, all resolved.
-            rendered: the text is a rendered chat template and has its special tokens already.
-
-        Raises:
-            PlaceholderError: text and media do not fit.
-        """
 
 
 def checked_whole(

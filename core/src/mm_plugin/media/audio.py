@@ -1,0 +1,242 @@
+"""Sounds: encoded files and given samples -> [num_samples] float32, mono, at the rate that a model asks for.
+
+Channels are averaged, then the sound is resampled. A sound of the right rate keeps its samples exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mm_plugin.errors import MediaError
+from mm_plugin.identity import digest, feature_digest, frame
+from mm_plugin.media.containers import decoding, import_av, open_container
+from mm_plugin.media.limits import check_audio_samples
+from mm_plugin.media.sizes import AudioSamples, AudioSize, Medium
+from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.settings import Settings
+from mm_plugin.structs import Modality
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+    from av.container import InputContainer
+
+# FFmpeg's names.
+_FORMATS = "wav,w64,aiff,flac,mp3,ogg,aac,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
+_CODECS = frozenset({"flac", "mp3", "vorbis", "opus", "aac", "alac"})
+_MOST_RATE = 768_000  # Hz; what the fastest converters sell
+_PIECE = 1 << 16  # samples that are resampled together
+# Full scale of whole numbers, and the level of silence.
+_SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0), "i8": (9223372036854775808.0, 0.0)}
+
+
+class AudioSource:
+    """One sound as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_audio`.
+
+    Attributes:
+        path: where it stands in the request, such as `audios[0]`.
+    """
+
+    def __init__(
+        self, path: str, settings: Settings, *, data: bytes | None = None, given: tuple[np.ndarray, int] | None = None
+    ) -> None:
+        self.path, self._settings, self._data, self._given = path, settings, data, given
+        self._decoded: tuple[np.ndarray, int] | None = None
+
+    def digest(self) -> bytes:
+        """What tells this sound from others: of its encoded bytes, or of the samples where those are all there is.
+
+        Returns:
+            32 bytes.
+        """
+        if self._given is not None:
+            return digest(frame(["samples", feature_digest(self._given[0]), self._given[1]]))
+        return digest(frame(["bytes", digest(self._data or b"")]))
+
+    def header(self) -> AudioSize:
+        """How long the file says that it is, at its own rate, without decoding it; decoding may show it to be otherwise.
+
+        Raises:
+            MediaError: it is no sound that can be opened, or does not say how long it is.
+        """
+        if self._given is not None:
+            return AudioSize(len(self._given[0]), self._given[1])
+        with decoding(self.path, "sound"), open_container(self._data or b"", _FORMATS) as container:
+            stream = self._stream(container)
+            seconds = stream.duration * stream.time_base if stream.duration else None
+            if seconds is None and container.duration:
+                seconds = Fraction(container.duration, 1_000_000)
+            if not seconds or seconds < 0:
+                raise MediaError("the file does not say how long it is", reason="duration")
+            return AudioSize(round(seconds * stream.rate), stream.rate)
+
+    def probe(self, sampling_rate: int) -> AudioSize:
+        """How many samples it has at a rate. It is decoded for that: no header tells exactly, and samples take little memory.
+
+        Raises:
+            MediaError: it is no sound that can be decoded.
+            LimitError: it is longer than `max_audio_seconds`.
+        """
+        if self._decoded is None or self._decoded[1] != sampling_rate:
+            with decoding(self.path, "sound"):
+                self._decoded = self._samples(sampling_rate), sampling_rate
+        return AudioSize(len(self._decoded[0]), sampling_rate)
+
+    def decode(self, size: AudioSize) -> Medium:
+        """Every sample of it, at the rate at which it was probed."""
+        self.probe(size.sampling_rate)
+        assert self._decoded is not None
+        samples, _ = self._decoded
+        self._decoded = None  # what was decoded goes with this call
+        return Medium(Modality.AUDIO, size, samples=samples)
+
+    def _samples(self, sampling_rate: int) -> np.ndarray:
+        if self._given is not None:
+            samples, rate = self._given
+            pieces = [samples]
+        else:
+            pieces, rate = self._mono()
+        count = sum(map(len, pieces))
+        if not count:
+            raise MediaError("the sound has no samples", reason="empty")
+        if rate != sampling_rate:
+            pieces = list(_resampled(pieces, rate, sampling_rate))
+        # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
+        wanted = AudioSize(count, rate).at(sampling_rate).num_samples
+        out = np.zeros(wanted, dtype=np.float32)
+        filled = 0
+        for piece in pieces:
+            part = piece[: wanted - filled]
+            out[filled : filled + len(part)] = part
+            filled += len(part)
+        if not np.isfinite(out).all():
+            raise MediaError("the sound holds samples that are no numbers", reason="samples")
+        return out
+
+    def _mono(self) -> tuple[list[np.ndarray], int]:
+        """Decoded samples, channels averaged, at the file's own rate."""
+        pieces: list[np.ndarray] = []
+        count = 0
+        with open_container(self._data or b"", _FORMATS) as container:
+            stream = self._stream(container)
+            rate = stream.rate
+            for sound in container.decode(stream):
+                if sound.sample_rate != rate:
+                    raise MediaError("the sound's rate changes", reason="rate")
+                count += sound.samples
+                check_audio_samples(self.path, count, rate, self._settings)
+                pieces.append(_averaged(sound))
+        return pieces, rate
+
+    def _stream(self, container: InputContainer) -> Any:
+        """The first sound, ready to be decoded."""
+        for stream in container.streams.audio:
+            name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
+            if name not in _CODECS and not name.startswith("pcm_"):
+                raise MediaError("the sound's codec is none that is decoded here", reason="codec")
+            if not 0 < stream.rate <= _MOST_RATE:
+                raise MediaError(f"a rate of {stream.rate} samples per second is none", reason="rate")
+            return stream
+        raise MediaError("the file holds no sound", reason="format")
+
+
+def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
+    """Take a sound in any form that is accepted, without decoding it.
+
+    Args:
+        value: an encoded sound in any form that an encoded image may have, or `AudioSamples`.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
+    Raises:
+        MediaError: the value is of no such kind, cannot be read, or brings samples without their rate.
+        LimitError: it has more bytes or seconds than a limit allows.
+    """
+    if is_encoded(value):
+        return AudioSource(path, settings, data=read_bytes(value, path, settings))
+    if isinstance(value, AudioSamples):
+        return AudioSource(path, settings, given=_checked(value, path, settings))
+    if isinstance(value, list | tuple) or hasattr(value, "shape"):
+        raise MediaError(
+            f"{path}: bare samples tell no rate; give AudioSamples(samples, sampling_rate)",
+            path=path,
+            reason="metadata",
+        )
+    raise MediaError(
+        f"{path}: expected bytes, a path, a URL, base64 or AudioSamples, got {type(value).__name__}",
+        path=path,
+        reason="type",
+    )
+
+
+def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.ndarray, int]:
+    """Given samples as [num_samples] float32 of their own memory, and their rate."""
+    samples, rate = value.samples, value.sampling_rate
+    torch = sys.modules.get("torch")  # who brings a tensor has imported torch
+    if torch is not None and isinstance(samples, torch.Tensor) and samples.layout is torch.strided:
+        samples = samples.detach().cpu()
+        samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+    if isinstance(samples, list | tuple):
+        try:
+            samples = np.array(samples, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            samples = None
+    good = isinstance(samples, np.ndarray) and samples.ndim in (1, 2) and samples.dtype.kind in "fi"
+    if not good or (samples.dtype.kind == "i" and samples.dtype != np.int16) or 0 in samples.shape:
+        found = f"{list(samples.shape)} {samples.dtype}" if isinstance(samples, np.ndarray) else type(samples).__name__
+        raise MediaError(
+            f"{path}: samples must be [num_samples] or [channels, num_samples], floats or int16, got {found}",
+            path=path,
+            reason="array",
+        )
+    if type(rate) is not int or not 0 < rate <= _MOST_RATE:
+        raise MediaError(
+            f"{path}: sampling_rate must be a whole number of samples per second, at most {_MOST_RATE}",
+            path=path,
+            reason="metadata",
+        )
+    check_audio_samples(path, samples.shape[-1], rate, settings)
+    floats = _as_floats(samples)
+    mono = floats.mean(axis=0, dtype=np.float32) if floats.ndim == 2 else floats.copy()
+    if not np.isfinite(mono).all():
+        raise MediaError(f"{path}: the samples are not all finite numbers", path=path, reason="samples")
+    return mono, rate
+
+
+def _as_floats(samples: np.ndarray) -> np.ndarray:
+    """Samples with full scale -1..1 as float32."""
+    kind = samples.dtype.kind if samples.dtype.kind in "fu" else f"i{samples.dtype.itemsize}"
+    if kind == "f":
+        with np.errstate(over="ignore"):
+            return samples.astype(np.float32, copy=False)
+    scale, silence = _SCALES[kind]
+    return ((samples.astype(np.float64) - silence) / scale).astype(np.float32)
+
+
+def _averaged(sound: AudioFrame) -> np.ndarray:
+    """One decoded piece, [num_samples] float32."""
+    floats = _as_floats(sound.to_ndarray())
+    channels = sound.layout.nb_channels
+    if not sound.format.is_planar:  # channels follow one another sample by sample
+        floats = floats.reshape(-1, channels).T
+    averaged: np.ndarray = floats[0] if channels == 1 else floats.mean(axis=0, dtype=np.float32)
+    return averaged
+
+
+def _resampled(pieces: list[np.ndarray], rate: int, wanted: int) -> Iterator[np.ndarray]:
+    """The sound at another rate, by FFmpeg's resampler, piece by piece."""
+    av = import_av()
+    resampler = av.AudioResampler(format="fltp", layout="mono", rate=wanted)
+    for piece in pieces:
+        for start in range(0, len(piece), _PIECE):
+            part = np.ascontiguousarray(piece[start : start + _PIECE], dtype=np.float32)
+            sound = av.AudioFrame.from_ndarray(part[None], format="fltp", layout="mono")
+            sound.sample_rate = rate
+            for done in resampler.resample(sound):
+                yield done.to_ndarray()[0]
+    for done in resampler.resample(None):
+        yield done.to_ndarray()[0]

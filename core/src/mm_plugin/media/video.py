@@ -1,0 +1,495 @@
+"""Clips: encoded files and lists of frames -> the sampled frames, one [height, width, 3] uint8 RGB array after another.
+
+A file is read packet by packet for its frames' times, which decodes none. Later exactly the chosen frames are decoded into
+pictures; where the container can be entered at a key frame, the stretches between them are left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from mm_plugin.errors import MediaError
+from mm_plugin.identity import digest, feature_digest, frame
+from mm_plugin.media.containers import decoding, open_container
+from mm_plugin.media.images import as_pixels, open_image
+from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_video_seconds, exceeds
+from mm_plugin.media.sizes import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
+from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.settings import Settings
+from mm_plugin.structs import Modality
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+# FFmpeg's names.
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif"
+_CODECS = frozenset(
+    {
+        "h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mpeg1video", "mpeg2video", "mjpeg", "gif", "theora",
+        "msmpeg4v2", "msmpeg4v3", "prores",
+    }
+)  # fmt: skip
+# Containers that know where their key frames are.
+_SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+# A key frame that is fewer frames ahead is reached by decoding; measured: entering anew costs as much as some frames.
+_WORTH_SEEKING = 16
+# The matrix of an mp4 file that turns nothing, as its bytes.
+_UNTURNED = np.array([65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000], dtype=">i4").tobytes()
+_QUARTER = 90
+
+
+class _Index(msgspec.Struct, frozen=True, eq=False):
+    """What a file's packets tell of its frames.
+
+    Attributes:
+        size: after rotation.
+        turns: quarters by which a frame is turned counterclockwise.
+        pts: of each frame in the order in which they are shown; None where packets do not tell, and frames are counted instead.
+        keys: pts of key frames, ascending.
+        seekable: whether the container can be entered at a key frame.
+    """
+
+    size: VideoSize
+    turns: int
+    pts: list[int] | None
+    keys: list[int]
+    seekable: bool
+
+
+class EncodedVideo:
+    """One encoded clip, checked for its bytes, and not decoded yet. Final; made by `open_video`.
+
+    Attributes:
+        path: where it stands in the request, such as `videos[0]`.
+        sampled: whether its frames were chosen before it came.
+    """
+
+    sampled = False
+
+    def __init__(self, path: str, settings: Settings, data: bytes) -> None:
+        self.path, self._settings, self._data = path, settings, data
+        self._index: _Index | None = None
+
+    def digest(self) -> bytes:
+        """What tells this clip from others: of its encoded bytes.
+
+        Returns:
+            32 bytes.
+        """
+        return digest(frame(["bytes", digest(self._data)]))
+
+    def probe(self) -> VideoSize:
+        """Size, frames, rate and times, from the packets.
+
+        No frame is decoded, unless the file's head leaves its size or rotation open (then one is), or its packets do not tell the
+        time of each frame (then they are counted by decoding).
+
+        Raises:
+            MediaError: it is no clip that can be opened.
+            LimitError: it has more frames, seconds or pixels than a limit allows.
+        """
+        if self._index is None:
+            with decoding(self.path, "video"):
+                self._index = self._read_index()
+        return self._index.size
+
+    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> Medium:
+        """The chosen frames, decoded while they are iterated; iterating raises as `probe` does.
+
+        Args:
+            size: which frames.
+            background: RGB levels behind transparent pixels.
+        """
+        self.probe()
+        assert self._index is not None
+        frames = _DecodedFrames(self, self._index, size.indices.tolist(), background)
+        return Medium(Modality.VIDEO, size, frames=frames)
+
+    # ---------------------------------------------------------------- reading packets
+
+    def _read_index(self) -> _Index:
+        with open_container(self._data, _FORMATS) as container:
+            stream = self._stream(container)
+            pts: list[int | None] = []
+            keys: list[int] = []
+            hidden = _hidden_frames(stream)
+            for packet in container.demux(stream):
+                if packet.size == 0 or packet.is_discard or (hidden and not memoryview(packet)[0] & hidden):
+                    continue
+                pts.append(packet.pts)
+                check_frames(self.path, len(pts), self._settings)
+                if packet.is_keyframe and packet.pts is not None:
+                    keys.append(packet.pts)
+            if not pts:
+                raise MediaError("the video holds no frame", reason="empty")
+            seekable = container.format.name in _SEEKABLE
+            # A file whose every matrix turns nothing needs no look at a frame.
+            mov = container.format.name == _SEEKABLE[0]
+            upright = mov and self._data.count(_UNTURNED) >= self._data.count(b"tkhd") + self._data.count(b"mvhd")
+            height, width, base = stream.height, stream.width, stream.time_base
+            rate = stream.average_rate or stream.guessed_rate
+        ordered = sorted({time for time in pts if time is not None})
+        known = len(ordered) == len(pts)
+        turns = 0
+        if not known or not upright or not height or not width:
+            height, width, turns, shown, count = self._look(every=not known)
+            if not known and shown is not None:
+                ordered = shown
+            elif not known:
+                ordered, base = list(range(count)), 1 / rate if rate else None
+        if base is None:
+            raise MediaError("the file does not tell when its frames are shown", reason="metadata")
+        if turns % 2:
+            height, width = width, height
+        check_pixels(self.path, height, width, self._settings)
+        times, fps = _times(ordered, base, rate)
+        size = VideoSize(height, width, len(ordered), fps, times)
+        check_video_seconds(self.path, size.duration, self._settings)
+        return _Index(size, turns, ordered if known else None, sorted(keys), seekable)
+
+    def _look(self, *, every: bool) -> tuple[int, int, int, list[int] | None, int]:
+        """(height, width, turns) as the first frame has them; the times of every frame, None where not all tell; their count."""
+        times: list[int] = []
+        first, count, last, told = None, 0, None, True
+        with open_container(self._data, _FORMATS) as container:
+            for shown in container.decode(self._stream(container)):
+                first = (shown.height, shown.width, _turns(shown)) if first is None else first
+                if not every:
+                    break
+                count += 1
+                check_frames(self.path, count, self._settings)
+                told = told and shown.pts is not None and (last is None or shown.pts > last)
+                last = shown.pts
+                if told:
+                    times.append(shown.pts)
+        if first is None:
+            raise MediaError("the video holds no frame that can be decoded", reason="broken")
+        return *first, times if told else None, count
+
+    def _stream(self, container: InputContainer) -> VideoStream:
+        """The first stream that is a moving picture, ready to be decoded."""
+        from av.stream import Disposition
+
+        for stream in container.streams.video:
+            if not stream.disposition & Disposition.attached_pic:
+                break
+        else:
+            raise MediaError("the file holds no video", reason="format")
+        codec = stream.codec_context
+        if codec is None or codec.codec.canonical_name not in _CODECS:
+            raise MediaError("the video's codec is none that is decoded here", reason="codec")
+        check_pixels(self.path, max(stream.height, 1), max(stream.width, 1), self._settings)
+        # What a frame says of its own size counts too; a decoder works in whole blocks, so it may ask for a little more.
+        limit = self._settings.max_image_pixels
+        codec.options = {"max_pixels": str(limit + limit // 8 + (1 << 16))}
+        stream.thread_type = "AUTO"
+        codec.thread_count = min(2, self._settings.threads)
+        return stream
+
+    # ---------------------------------------------------------------- decoding
+
+    def chosen(self, index: _Index, indices: Sequence[int]) -> Iterator[VideoFrame]:
+        """The decoded frames at these indices, ascending and each once."""
+        done = 0
+        if index.pts is not None and index.seekable:
+            for shown in self._entered(index, [index.pts[place] for place in indices]):
+                yield shown
+                done += 1
+        if done == len(indices):
+            return
+        # Where the container cannot be entered, or not where it says, every frame is decoded, which misses none.
+        rest = iter(indices[done:] if index.pts is None else [index.pts[place] for place in indices[done:]])
+        with open_container(self._data, _FORMATS) as container:
+            target = next(rest, None)
+            for place, shown in enumerate(container.decode(self._stream(container))):
+                if (place if index.pts is None else shown.pts) == target:
+                    if shown.is_corrupt:
+                        break
+                    yield shown
+                    target = next(rest, None)
+                    if target is None:
+                        return
+        raise MediaError("a frame that the file promises cannot be decoded", reason="broken")
+
+    def _entered(self, index: _Index, wanted: Sequence[int]) -> Iterator[VideoFrame]:
+        """Frames with these times, entered at one key frame after another; ends early where a frame was not found."""
+        stretches = list(_stretches(index, wanted))
+        if len(stretches) == 1 and stretches[0][1] is None:
+            return  # nothing can be left out
+        with open_container(self._data, _FORMATS) as container:
+            stream = self._stream(container)
+            for stretch, start in stretches:
+                rest = iter(stretch)
+                target = next(rest, None)
+                try:
+                    if start is not None:
+                        container.seek(start, stream=stream, backward=True)
+                    for shown in container.decode(stream):
+                        if shown.pts is not None and target is not None and shown.pts > target:
+                            return
+                        if shown.pts == target:
+                            if shown.is_corrupt:
+                                return
+                            yield shown
+                            target = next(rest, None)
+                            if target is None:
+                                break
+                except OSError:
+                    return  # it cannot be entered
+                if target is not None:
+                    return
+
+
+class _DecodedFrames:
+    """The chosen frames of an encoded clip; see `Frames`."""
+
+    def __init__(self, clip: EncodedVideo, index: _Index, indices: list[int], background: Color) -> None:
+        self._clip, self._index, self._indices, self._background = clip, index, indices, background
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        with decoding(self._clip.path, "video"):
+            shown = self._clip.chosen(self._index, sorted(set(self._indices)))
+            last, pixels = -1, np.zeros((0, 0, 3), dtype=np.uint8)
+            for place in self._indices:
+                if place != last:
+                    pixels, last = _rgb(next(shown), self._index, self._background), place
+                yield pixels
+
+
+def _stretches(index: _Index, wanted: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
+    """Wanted times, cut where entering at a key frame leaves out enough frames; with the key frame, None for the beginning."""
+    pts = index.pts
+    assert pts is not None
+    stretch: list[int] = []
+    start: int | None = None
+    reached = 0  # frames decoded so far, as an index
+    for time in wanted:
+        place = bisect.bisect_right(index.keys, time) - 1
+        key = index.keys[place] if place >= 0 else None
+        if key is not None and bisect.bisect_left(pts, key) - reached > _WORTH_SEEKING:
+            if stretch:
+                yield stretch, start
+            stretch, start = [], key
+        stretch.append(time)
+        reached = bisect.bisect_left(pts, time)
+    if stretch:
+        yield stretch, start
+
+
+def _hidden_frames(stream: VideoStream) -> int:
+    """The bit of a packet's first byte that says whether its frame is shown; 0 where every packet's is.
+
+    Source: RFC 6386, section 9.1: VP8 stores frames that are only referred to as packets of their own.
+    """
+    codec = stream.codec_context
+    return 0x10 if codec is not None and codec.codec.canonical_name == "vp8" else 0
+
+
+def _times(ordered: Sequence[int], base: Fraction, rate: Fraction | None) -> tuple[np.ndarray, float]:
+    """When each frame is shown, seconds from the first, and how many there are in a second."""
+    unit = float(base)
+    times = np.array([time - ordered[0] for time in ordered], dtype=np.float64) * unit
+    span = (ordered[-1] - ordered[0]) * unit
+    told = float(rate) if rate else 0.0
+    if span <= 0:
+        return times, told or 1.0
+    # A container that stores rounded times may still know the exact rate: it counts where it gives as many frames.
+    agrees = abs(told * span - (len(ordered) - 1)) < 1
+    return times, told if agrees else (len(ordered) - 1) / span
+
+
+def _turns(shown: VideoFrame) -> int:
+    return round(shown.rotation / _QUARTER) % 4
+
+
+def _rgb(shown: VideoFrame, index: _Index, background: Color) -> np.ndarray:
+    """A decoded frame as [height, width, 3] uint8, turned as a viewer turns it."""
+    see_through = shown.format.has_palette or any(part.is_alpha for part in shown.format.components)
+    pixels = shown.to_ndarray(format="rgba" if see_through else "rgb24")
+    if see_through:
+        alpha = pixels[:, :, 3:].astype(np.uint16)
+        front = pixels[:, :, :3] * alpha + np.array(background, dtype=np.uint16) * (255 - alpha)
+        pixels = ((front + 127) // 255).astype(np.uint8)
+    if index.turns:
+        pixels = np.rot90(pixels, index.turns)
+    if pixels.shape[:2] != (index.size.height, index.size.width) or _turns(shown) != index.turns:
+        raise MediaError("the video's frames are not all of one size", reason="size")
+    return np.ascontiguousarray(pixels)
+
+
+class GivenFrames:
+    """One clip that came as its frames. Final; made by `open_video`.
+
+    Attributes:
+        path: where it stands in the request, such as `videos[0]`.
+        sampled: whether its frames were chosen before it came.
+    """
+
+    def __init__(self, path: str, settings: Settings, value: VideoFrames) -> None:
+        self.path = path
+        self.sampled = value.sampled
+        pixels = as_pixels(value.frames, path, settings, batch=True)
+        if pixels is None and not isinstance(value.frames, list | tuple):
+            raise MediaError(
+                f"{path}: frames are a list of pictures, a numpy array or a torch tensor, "
+                f"not a {type(value.frames).__name__}",
+                path=path,
+                reason="type",
+            )
+        count = len(value.frames)
+        if not count:
+            raise MediaError(f"{path}: a clip without frames", path=path, reason="empty")
+        check_frames(path, count, settings)
+        self._times, self._fps = _given_times(path, value, count)
+        size = VideoSize(1, 1, count, self._fps, self._times)
+        check_video_seconds(path, size.duration, settings)
+        if pixels is not None:
+            total = int(np.prod(pixels.shape[:3], dtype=np.int64))
+            if total > settings.max_request_pixels:
+                raise exceeds(path, f"{total} pixels", "max_request_pixels", settings.max_request_pixels, total)
+            pixels = pixels.copy()
+        self._pixels = pixels
+        self._sources = [] if pixels is not None else [_picture(one, path, settings) for one in value.frames]
+        check_bytes(path, sum(source.num_bytes for source in self._sources), settings)
+
+    def digest(self) -> bytes:
+        """What tells this clip from others: of its frames, their times, and whether they were chosen.
+
+        Returns:
+            32 bytes.
+        """
+        content: Any = [source.digest() for source in self._sources]
+        if self._pixels is not None:
+            content = feature_digest(self._pixels)
+        return digest(frame(["frames", content, self._times, self._fps, self.sampled]))
+
+    def probe(self) -> VideoSize:
+        """Size, frames, rate and times.
+
+        Raises:
+            MediaError: a frame is no image, or they are not all of one size.
+        """
+        if self._pixels is not None:
+            height, width = self._pixels.shape[1:3]
+        else:
+            sizes = {(size.height, size.width) for size in (source.probe() for source in self._sources)}
+            if len(sizes) > 1:
+                raise MediaError(f"{self.path}: frames of {len(sizes)} sizes", path=self.path, reason="size")
+            ((height, width),) = sizes
+        return VideoSize(height, width, len(self._times), self._fps, self._times)
+
+    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> Medium:
+        """The chosen frames, decoded while they are iterated.
+
+        Args:
+            size: which frames.
+            background: RGB levels behind transparent pixels.
+        """
+        return Medium(Modality.VIDEO, size, frames=_PickedFrames(self, size, background))
+
+    def picture(self, place: int, background: Color) -> np.ndarray:
+        """One frame."""
+        if self._pixels is not None:
+            return np.ascontiguousarray(self._pixels[place])
+        pixels: np.ndarray = self._sources[place].decode(background=background).pixels
+        return pixels
+
+
+class _PickedFrames:
+    """Chosen frames of those that were given; see `Frames`."""
+
+    def __init__(self, clip: GivenFrames, size: SampledVideo, background: Color) -> None:
+        self._clip, self._size, self._background = clip, size, background
+
+    def __len__(self) -> int:
+        return len(self._size.indices)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        last, pixels = -1, np.zeros((0, 0, 3), dtype=np.uint8)
+        for place in self._size.indices.tolist():
+            if place != last:
+                pixels, last = self._clip.picture(place, self._background), place
+            if pixels.shape[:2] != (self._size.height, self._size.width):
+                raise MediaError(f"{self._clip.path}: frames of two sizes", path=self._clip.path, reason="size")
+            yield pixels
+
+
+VideoSource = EncodedVideo | GivenFrames
+
+
+def open_video(value: Any, *, path: str, settings: Settings) -> VideoSource:
+    """Take a video in any form that is accepted, without decoding it.
+
+    Args:
+        value: an encoded clip in any form that an encoded image may have, or `VideoFrames`.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
+    Raises:
+        MediaError: the value is of no such kind, cannot be read, or brings frames without their time.
+        LimitError: it has more bytes, frames, seconds or pixels than a limit allows.
+    """
+    if is_encoded(value):
+        return EncodedVideo(path, settings, read_bytes(value, path, settings))
+    if isinstance(value, VideoFrames):
+        return GivenFrames(path, settings, value)
+    if isinstance(value, list | tuple) or hasattr(value, "shape"):
+        raise MediaError(
+            f"{path}: bare frames tell no time; give VideoFrames(frames, fps=...) or VideoFrames(frames, timestamps=...)",
+            path=path,
+            reason="metadata",
+        )
+    raise MediaError(
+        f"{path}: expected bytes, a path, a URL, base64 or VideoFrames, got {type(value).__name__}",
+        path=path,
+        reason="type",
+    )
+
+
+def whole(size: VideoSize) -> Sampling:
+    """Every frame of a clip: for one whose frames were chosen already."""
+    indices = np.arange(size.frames, dtype=np.int64)
+    return Sampling(indices, size.times(indices).astype(np.float64), size.fps)
+
+
+def _picture(value: Any, path: str, settings: Settings) -> Any:
+    return open_image(value, path=path, settings=settings)
+
+
+def _given_times(path: str, value: VideoFrames, count: int) -> tuple[np.ndarray, float]:
+    """Timestamps from 0 on and the rate, from whichever of the two was given."""
+    fault = f"{path}: VideoFrames needs fps or timestamps, one of the two"
+    if (value.fps is None) == (value.timestamps is None):
+        raise MediaError(fault, path=path, reason="metadata")
+    try:
+        if value.timestamps is None:
+            fps = float(value.fps or 0)
+            times = np.arange(count, dtype=np.float64) / fps if fps > 0 else np.full(count, np.nan)
+        else:
+            times = np.array(value.timestamps, dtype=np.float64)
+            if times.shape != (count,):
+                raise MediaError(
+                    f"{path}: {count} frames, {times.size} timestamps; each frame needs one",
+                    path=path,
+                    reason="metadata",
+                )
+            times = times - times[0]
+            fps = (count - 1) / float(times[-1]) if count > 1 and times[-1] > 0 else 1.0
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MediaError(f"{path}: fps and timestamps are numbers of seconds", path=path, reason="metadata") from error
+    if not np.isfinite(times).all() or not np.isfinite(fps) or (np.diff(times) <= 0).any():
+        raise MediaError(
+            f"{path}: fps must be above 0, timestamps ascend, and all are finite", path=path, reason="metadata"
+        )
+    return times, fps
