@@ -147,7 +147,7 @@ def test_a_missing_package_is_named_in_error_and_record(family: str, registry: A
 
 def test_cross_attention_is_refused_with_the_reason(registry: Any, checkpoint: Get) -> None:
     for load in (registry.load_processor, registry.load_encoder):
-        with pytest.raises(UsageError, match="Mllama.* by cross-attention: no token of a prompt takes a row"):
+        with pytest.raises(UsageError, match=r"Mllama.* by cross-attention: no token of a prompt takes a row"):
             load(checkpoint("mllama"))
 
 

@@ -126,13 +126,17 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
 
     def _flat(self, rows: Any) -> torch.Tensor:
         """Rows of a tensor, or of a list with a tensor for each medium, in order."""
-        parts = [rows] if isinstance(rows, torch.Tensor) else list(rows)
+        parts = list(rows) if isinstance(rows, list | tuple) else [rows]
         if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
             raise EncoderError(f"{type(self._model).__name__} gives no rows but {type(rows).__name__}", **self.blame)
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
     def _written_rows(self, kind: Kind, tensors: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
         """What a model without a method for it writes into its text embeddings, seen where it would enter its language model."""
+        if count == 1:
+            # Some models take a lone token for one that has yet to be expanded, and do that by themselves.
+            twice = {name: join([value, value], kind.axes.get(name, 0)) for name, value in tensors.items()}
+            return self._written_rows(kind, twice, 2)[:1]
         ids = torch.full((1, count), kind.row_token, device=self._place)
         try:
             self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), **tensors)

@@ -1,9 +1,9 @@
 """What a checkpoint's processor does with one medium and with several, learnt by running it, when a checkpoint is opened.
 
-A processor turns a whole prompt into ids and tensors. Here it is seen whether it does so medium by medium: what one placeholder
-becomes, which of its ids take rows, which text it writes around it, and along which axis the tensors of several media lie. The answer
-is believed only if prompts of one, two and three media of different sizes, put together from what each medium gave alone, equal what
-the processor gives for the whole prompt. If not, requests are prepared as a whole.
+A processor turns a whole prompt into ids and tensors. Here it is seen whether it does so medium by medium: what one
+placeholder becomes, which of its ids take rows, which text it writes around it, and along which axis the tensors of several
+media lie. The answer is believed only if prompts of one, two and three media of different sizes, put together from what each
+medium gave alone, equal what the processor gives for the whole prompt. If not, requests are prepared as a whole.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ SOUNDS = (0.9, 0.3, 1.7)
 LAYOUT_BYTES = 64 * 1024 * 1024
 # Keyword arguments of a processor's parts that say how it is called, not what it makes.
 _RESERVED = frozenset(
-    "return_tensors device data_format input_data_format disable_grouping do_convert_rgb return_row_col_info raw_speech "
-    "sampling_rate return_attention_mask load_audio_backend image_seq_length return_metadata".split()
+    (
+        *("return_tensors", "device", "data_format", "input_data_format", "disable_grouping", "do_convert_rgb"),
+        *("return_row_col_info", "raw_speech", "sampling_rate", "return_attention_mask", "load_audio_backend"),
+        *("image_seq_length", "return_metadata"),
+    )
 )
 _PARTS = {Modality.IMAGE: ("image_processor",), Modality.AUDIO: ("audio_processor", "feature_extractor")}
 _CALL = {Modality.IMAGE: ("images", "images_kwargs"), Modality.AUDIO: ("audio", "audio_kwargs")}

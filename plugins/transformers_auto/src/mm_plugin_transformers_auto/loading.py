@@ -1,4 +1,4 @@
-"""A checkpoint's config, model class and processor as transformers opens them, or one sentence why it cannot. Runs no code of a checkpoint."""
+"""A checkpoint's config, model class and processor as transformers opens them, or one sentence why it cannot. Runs none of its code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
 
 
 def open_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """transformers' config of a checkpoint.
+    """The config of a checkpoint as transformers reads it.
 
     Raises:
         UsageError: transformers does not know it, or cannot read it.

@@ -20,6 +20,7 @@ from mm_plugin import (
     Replacement,
     RequestError,
     Size,
+    TakesAudio,
     TakesWhole,
     Whole,
     WholeItem,
@@ -93,10 +94,8 @@ def _check_plain(name: str, given: Arguments) -> None:
         raise ValueError(f"{name} must hold plain values: numbers, text, lists and objects of them") from error
 
 
-class ImagesProcessor(ModelProcessor, TakesWhole):
-    """Any model that takes images."""
-
-    Options = ImagesOptions
+class TransformersProcessor(ModelProcessor, TakesWhole):
+    """What every model has in common; the classes below say what it takes."""
 
     def context(self, counts: Mapping[Modality, int]) -> str:
         """The processor's settings and version: two checkpoints with one config.json may differ in nothing else."""
@@ -229,6 +228,28 @@ class ImagesProcessor(ModelProcessor, TakesWhole):
     @cached_property
     def _learnt(self) -> Model:
         return model_of(self.checkpoint)
+
+
+class ImagesProcessor(TransformersProcessor):
+    """Any model that takes images."""
+
+    Options = ImagesOptions
+
+
+class AudioProcessor(TransformersProcessor, TakesAudio):
+    """Any model that takes audio."""
+
+    Options = AudioOptions
+
+    def sampling_rate(self, options: Any) -> int:
+        """The rate of the checkpoint's feature extractor."""
+        return self._learnt.sampling_rate
+
+
+class ImagesAndAudioProcessor(AudioProcessor):
+    """Any model that takes both."""
+
+    Options = ImagesAndAudioOptions
 
 
 def _measures(modality: Modality, size: Any, options: Any) -> tuple[int, ...]:
