@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-slow check format bench wheels clean
+.PHONY: setup demo test test-slow check format bench tables wheels clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+tables: $(STAMP)
+	$(BIN)/python -m mm_plugin_transformers_auto.table docs/fallback-models.md
 
 wheels: $(STAMP)
 	$(BIN)/python tests/check_wheels.py

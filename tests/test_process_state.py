@@ -35,7 +35,11 @@ def state():
 from transformers.models.qwen2_vl import modeling_qwen2_vl  # its own imports are not ours to answer for
 from mm_plugin_qwen2vl.testing import make_checkpoint
 folder = make_checkpoint(tempfile.mkdtemp())
+from transformers.models.llava import modeling_llava
+from mm_plugin_transformers_auto.testing import make_checkpoint as make_other
+other = make_other(tempfile.mkdtemp(), "llava")
 transformers.AutoTokenizer.from_pretrained(str(folder))
+transformers.AutoProcessor.from_pretrained(str(other))
 before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
@@ -45,6 +49,9 @@ with mm_plugin.discover() as registry:
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     output = processor.process(slot * 2, [data for _, data in photographs()])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 64)), encoder, size=50)
+    fallback, tower = registry.load_processor(other), registry.load_encoder(other)
+    output = fallback.process("<image> <image>", [data for _, data in photographs()])
+    embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 32)), tower, size=50)
     try:
         processor.process(slot, [b"broken"])
     except mm_plugin.MediaError:

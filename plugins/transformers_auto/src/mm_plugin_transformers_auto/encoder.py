@@ -55,7 +55,8 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         device = torch.device(device)
         dtype = _checkpoint_dtype(learnt.config) if dtype is None else dtype
         config = type(learnt.config).from_dict(learnt.config.to_dict())
-        with torch.device(device), _EmptyOnMeta():
+        # What is made besides weights draws random numbers too; the server's own are none of its business.
+        with torch.random.fork_rng(devices=[]), torch.device(device), _EmptyOnMeta():
             model = learnt.model_class._from_config(config, dtype=dtype)  # noqa: SLF001 - no public name takes a dtype
         wanted = _without_language_model(model, checkpoint)
         _load(model, wanted, checkpoint, device)

@@ -311,12 +311,12 @@ class Model:
             except (ProcessorRaised, SizeError) as error:
                 faults.append(error)
             except Unlike as error:
-                # In another place than its own, but it is there.
-                out = self.run(placeholder, {modality: [medium]}, {})
-                if np.any(_ids_of(out) == row_token):
-                    self.unlike = self.unlike or str(error)
-                    return msgspec.structs.replace(kind, features=self._features(modality, out))
                 faults.append(error)
+                with contextlib.suppress(ProcessorRaised):
+                    out = self.run(placeholder, {modality: [medium]}, {})
+                    if np.any(_ids_of(out) == row_token):  # in another place than its own, but it is there
+                        self.unlike = self.unlike or str(error)
+                        return msgspec.structs.replace(kind, features=self._features(modality, out))
             else:
                 features = self._features(modality, tried.tensors)
                 return msgspec.structs.replace(kind, features=features, surround=tried.surround)
@@ -564,9 +564,12 @@ def specialise(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
     Raises:
         UsageError: transformers cannot open it, or what it makes of media cannot be served.
     """
-    model = Model(open_checkpoint(checkpoint), checkpoint)
-    known = checkpoint.with_tokenizer(model.tokenizer)
-    _MODELS[known] = model
+    model = _MODELS.get(checkpoint)
+    known = checkpoint
+    if model is None:
+        model = Model(open_checkpoint(checkpoint), checkpoint)
+        known = checkpoint.with_tokenizer(model.tokenizer)
+        _MODELS[known] = model
     whole = model.unlike is not None
     extra = () if whole else (IDS,)
     kinds = model.kinds

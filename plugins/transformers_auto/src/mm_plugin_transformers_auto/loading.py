@@ -1,4 +1,4 @@
-"""A checkpoint's config, model class and processor as transformers opens them, or one sentence why it cannot. Runs none of its code."""
+"""A checkpoint's config, model class and processor as transformers opens them, or why it cannot. Runs none of its code."""
 
 from __future__ import annotations
 

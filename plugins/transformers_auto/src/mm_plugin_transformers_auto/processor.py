@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image
 from mm_plugin import (
     BaseOptions,
     For,
+    MediaError,
     Medium,
     Modality,
     ModelProcessor,
@@ -143,8 +144,12 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
         self._check_names(kwargs)
         native = {modality: [_native(medium) for medium in given] for modality, given in media.items()}
         for modality, given in media.items():
-            for medium in given:
-                _measures(modality, medium.size, options)
+            for index, medium in enumerate(given):
+                try:
+                    _measures(modality, medium.size, options)
+                except SizeError as error:
+                    path = f"{modality.argument}[{index}]"
+                    raise MediaError(f"{path}: {error.message}", path=path, reason="size") from error
         try:
             out = learnt.run(text, native, kwargs, special=not rendered)
         except ProcessorRaised as error:
@@ -233,13 +238,13 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
 class ImagesProcessor(TransformersProcessor):
     """Any model that takes images."""
 
-    Options = ImagesOptions
+    Options: ClassVar[type[BaseOptions]] = ImagesOptions
 
 
 class AudioProcessor(TransformersProcessor, TakesAudio):
     """Any model that takes audio."""
 
-    Options = AudioOptions
+    Options: ClassVar[type[BaseOptions]] = AudioOptions
 
     def sampling_rate(self, options: Any) -> int:
         """The rate of the checkpoint's feature extractor."""
@@ -249,7 +254,7 @@ class AudioProcessor(TransformersProcessor, TakesAudio):
 class ImagesAndAudioProcessor(AudioProcessor):
     """Any model that takes both."""
 
-    Options = ImagesAndAudioOptions
+    Options: ClassVar[type[BaseOptions]] = ImagesAndAudioOptions
 
 
 def _measures(modality: Modality, size: Any, options: Any) -> tuple[int, ...]:
