@@ -201,3 +201,28 @@ def test_tensors_that_are_split_on_the_way_go_through_transformers_own_loader(
 def test_an_encoder_cannot_be_loaded_where_the_fallback_is_not_allowed(registry: Any, checkpoint: Get) -> None:
     with pytest.raises(NoModelError, match="Llava"):
         registry.load_encoder(checkpoint("llava"), fallback="never")
+
+
+def test_only_what_is_to_be_filled_takes_no_memory() -> None:
+    with torch.device("cpu"), encoder_module._EmptyOnMeta():
+        absent = [torch.empty(2, 3), torch.zeros(1025, 1024), torch.ones((1 << 11, 1 << 10)), torch.randn([1 << 21])]
+        there = [torch.zeros(1024, 1024), torch.ones(3), torch.arange(1 << 21), torch.empty(2, device="cpu")]
+    assert [part.is_meta for part in absent] == [True] * 4
+    assert [part.is_meta for part in there] == [False] * 4
+
+
+def test_a_large_table_that_no_checkpoint_has_is_found_missing(
+    registry: Any, checkpoint: Get, opened: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_class = opened("llava")._learnt.model_class
+    init = model_class.__init__
+
+    def with_table(self: Any, *arguments: Any, **keywords: Any) -> None:
+        init(self, *arguments, **keywords)
+        self.register_buffer("table", torch.zeros(1 << 21), persistent=False)
+
+    monkeypatch.setattr(model_class, "__init__", with_table)
+    with pytest.raises(
+        UsageError, match="has 'table' beside its language model, which is neither in the checkpoint nor made"
+    ):
+        registry.load_encoder(checkpoint("llava"))

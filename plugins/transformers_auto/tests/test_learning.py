@@ -210,3 +210,34 @@ def test_join_pads_with_zeros_behind(shapes: list[tuple[int, ...]], axis: int, e
         assert torch.equal(found[place], part)
         start += part.shape[axis]
     assert float(found.sum()) == sum(float(part.sum()) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("family", "pairs"),
+    [("llava", ()), ("gemma3", ()), ("qwen2_audio", (("<|audio_bos|>", "<|audio_eos|>"),))],
+)
+def test_wrappers_are_those_that_the_template_writes_around_media_alone(family: str, pairs: Any, opened: Get) -> None:
+    assert opened(family).spec.token_pairs == pairs
+
+
+def test_a_dropped_sound_takes_its_wrappers_along(opened: Get) -> None:
+    from mm_plugin import AudioSamples
+
+    processor = opened("qwen2_audio")
+    sound = AudioSamples(np.ones(16_000, dtype=np.float32), 16_000)
+    part = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    found = processor.process(
+        f"a {part}b {part}c", audios=[sound, sound], max_prompt_tokens=40, on_overflow="drop_oldest"
+    )
+    assert found.dropped == ("audios[0]",)
+    assert found.input_ids.tolist() == processor.process(f"a b {part}c", audios=[sound]).input_ids.tolist()
+
+
+def test_the_digest_is_the_same_in_every_process_and_another_for_other_words(checkpoint: Get, opened: Get) -> None:
+    model = opened("llava")._learnt
+    folder = Checkpoint.open(checkpoint("llava"))
+    again = Model(open_checkpoint(folder), folder)
+    assert again.digest == model.digest
+    again.tokenizer.add_tokens(["another"])
+    del again.__dict__["digest"]
+    assert again.digest != model.digest

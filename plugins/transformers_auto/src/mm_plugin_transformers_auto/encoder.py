@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from mm_plugin import (
 from mm_plugin.encoder import as_tensor
 from mm_plugin_transformers_auto.learning import Kind, Model, join, model_of
 
+_LARGE = 1 << 20  # elements
 _METHODS = {Modality.IMAGE: "get_image_features", Modality.AUDIO: "get_audio_features"}
 
 
@@ -188,16 +190,24 @@ class _NoLanguageModel(nn.Module):
 class _EmptyOnMeta(TorchFunctionMode):
     """Inside it, what is allocated to be filled later takes no memory; what is computed is computed.
 
-    Weights come from the checkpoint. Rotary frequencies and position ids are stored nowhere and made in constructors.
+    Weights come from the checkpoint. Rotary frequencies and position ids are stored nowhere and made in constructors. Some
+    language models allocate their experts as zeros: what is that large is a weight, and one that is not would be found missing.
     """
+
+    _FILLED = (torch.zeros, torch.ones, torch.rand, torch.randn)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
-        if func is torch.empty and keywords.get("device") is None:
+        if keywords.get("device") is None and (func is torch.empty or (func in self._FILLED and _numel(args) > _LARGE)):
             keywords["device"] = "meta"
         return func(*args, **keywords)
+
+
+def _numel(shape: Sequence[Any]) -> int:
+    sizes = shape[0] if shape and isinstance(shape[0], list | tuple) else shape
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _checkpoint_dtype(config: Any) -> torch.dtype:

@@ -426,6 +426,32 @@ class Model:
         texts = ("a ", "", "\n", " b\n\n", "c", "")
         return "".join(text + kind.placeholder for text, kind in zip(texts, kinds, strict=False)) + " d\n"
 
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Start and end tokens that the chat template writes around media, and not around text in their place."""
+        found = []
+        for kind in self.kinds.values():
+            medium = {"type": kind.modality.name.lower()}
+            beside = [
+                self._beside(part, word)
+                for part, word in (({"type": "text", "text": "x"}, "x"), (medium, kind.placeholder))
+            ]
+            (start, end), (other_start, other_end) = beside[1], beside[0]
+            if start and end and start != other_start and end != other_end:
+                found.append((start, end))
+        return tuple(found)
+
+    def _beside(self, part: Mapping[str, str], word: str) -> tuple[str, str]:
+        """The added tokens directly before and behind a word that a template makes of a part; empty where there are none."""
+        try:
+            messages = [{"role": "user", "content": [part]}]
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception:  # whatever a template refuses by; without one there are no pairs
+            return "", ""
+        before, found, behind = text.partition(word)
+        added = sorted(map(str, self.tokenizer.added_tokens_decoder.values()), key=len, reverse=True) if found else []
+        start = next((token for token in added if before.endswith(token)), "")
+        return start, next((token for token in added if behind.startswith(token)), "")
+
     @cached_property
     def reader(self) -> PromptReader:
         """Reads prompts as an open processor will."""
@@ -456,19 +482,25 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """Tells one processor's settings and version from another's."""
+        """Tells one processor's settings, vocabulary and version from another's."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        words = sorted(self.tokenizer.get_vocab().items()) if backend is None else backend.to_str()
         processor = self.opened.processor
-        parts = [processor.to_dict(), *(self.part(modality).to_dict() for modality in self.kinds)]
-        return digest(frame([transformers.__version__, repr(parts)])).hex()
+        return digest(
+            frame([transformers.__version__, type(processor).__name__, processor.to_json_string(), words])
+        ).hex()
 
 
 class _Pool:
-    """Copies of a processor, each used by one thread at a time: its tokenizer cannot be shared. As many as there are processors."""
+    """Copies of a processor, each used by one thread at a time: its tokenizer cannot be shared. One for each CPU, at most eight.
+
+    Args:
+        processor: what is copied; never used itself, so that no copy is made of one that is at work.
+    """
 
     def __init__(self, processor: Any) -> None:
-        self._first, self._made, self._most = processor, 1, max(1, min(8, os.cpu_count() or 1))
+        self._original, self._made, self._most = processor, 0, max(1, min(8, os.cpu_count() or 1))
         self._free: queue.LifoQueue[Any] = queue.LifoQueue()
-        self._free.put(processor)
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -483,9 +515,11 @@ class _Pool:
         with contextlib.suppress(queue.Empty):
             return self._free.get_nowait()
         with self._lock:
-            grow = self._made < self._most
-            self._made += grow
-        return copy.deepcopy(self._first) if grow else self._free.get()
+            if self._made < self._most:
+                made = copy.deepcopy(self._original)
+                self._made += 1
+                return made
+        return self._free.get()
 
 
 def probe_medium(modality: Modality, index: int, model: Model) -> Any:
@@ -579,6 +613,7 @@ def specialise(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
         modalities=tuple(kinds),
         placeholders={modality: kind.placeholder for modality, kind in kinds.items()},
         fields={modality: (*extra, *kind.fields) for modality, kind in kinds.items()},
+        token_pairs=model.pairs(),
         surround={modality: kind.surround for modality, kind in kinds.items() if any(kind.surround)},
         processor=f"mm_plugin_transformers_auto.processor:{_CLASSES[tuple(kinds)]}",
         positions="mm_plugin_transformers_auto.positions:positions" if has_mrope(model.config) else None,

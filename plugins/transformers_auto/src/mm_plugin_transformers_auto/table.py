@@ -1,4 +1,4 @@
-"""`python -m mm_plugin_transformers_auto.table FILE`: what the fallback makes of each family of models, measured, as a page of docs."""
+"""`python -m mm_plugin_transformers_auto.table FILE`: what the fallback makes of each family, measured, as a page of docs."""
 
 from __future__ import annotations
 
