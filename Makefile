@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DISTRIBUTIONS := core plugins/qwen2_vl plugins/transformers_auto
+DISTRIBUTIONS := core plugins/qwen2_vl plugins/qwen2_5_vl plugins/deepseek_vl2 plugins/transformers_auto
 STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -20,7 +20,7 @@ $(STAMP): Makefile requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/mm-plugin demo --picture out/demo.png
+	$(BIN)/mm-plugin demo --model qwen2_vl --picture out/demo.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -15,7 +15,7 @@ from mm_plugin.placeholders import mark_modalities, pad_by_offsets, pad_token_pa
 from mm_plugin.positions import mrope_positions
 from mm_plugin.structs import Modality, MultimodalDataItem
 from mm_plugin_qwen2vl.positions import positions
-from mm_plugin_qwen2vl.testing import byte_level_tokenizer, tiny_config
+from mm_plugin_qwen2vl.testing import qwen_tokenizer, tiny_config
 
 SEQ, ITEMS, ROWS, SIDE = 131_072, 64, 1_024, 32
 PERIOD = SEQ // ITEMS
@@ -24,7 +24,7 @@ LEAD = PERIOD - ROWS - 1  # text before an item, its start token included; one e
 
 def rows() -> Iterator[Row]:
     """A prompt of 131,072 ids, half of them of 64 images, and a video of 32,768 tokens."""
-    config = tiny_config(byte_level_tokenizer())
+    config = tiny_config(qwen_tokenizer())
     ids = _prompt(config)
     items = _items()
     spans = [item.offsets[0] for item in items]

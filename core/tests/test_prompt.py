@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin.errors import PlaceholderError, RequestError, UsageError
-from mm_plugin.prompt import PromptReader, TokenizedPrompt
+from mm_plugin.prompt import SEGMENT_BREAK, PromptReader, TokenizedPrompt
 from mm_plugin.structs import Modality
 
 SPECIALS = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -547,6 +547,43 @@ def test_messages_nested_without_end_are_the_clients_fault(readers: dict[str, Pr
 def test_a_part_whose_object_has_no_url_is_told(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
     with pytest.raises(PlaceholderError, match="an object there has a url"):
         readers["byte-level"].read([{"role": "user", "content": [part]}])
+
+
+# --- parts that a model's own code tokenizes separately -----------------------------------------------------------------
+
+BROKEN = TEMPLATE.replace("{{ message['content'] }}", "user" + SEGMENT_BREAK + "{{ message['content'] }}")
+
+
+def test_a_break_keeps_text_from_merging_with_what_the_template_wrote_before_it() -> None:
+    reader, whole = (
+        reader_of(byte_level(template=BROKEN)),
+        reader_of(byte_level(template=BROKEN.replace(SEGMENT_BREAK, ""))),
+    )
+    tokenizer = byte_level()
+    parts = ["<|im_start|>user\nuser", "erer<|im_end|>\n<|im_start|>assistant\n"]
+    expected = [index for part in parts for index in tokenizer(part)["input_ids"]]
+    message = [{"role": "user", "content": "erer"}]
+    assert reader.read(message).ids.tolist() == expected
+    # "er" and "user" merge otherwise: the text would read "userer", cut elsewhere.
+    assert tokenizer.decode(whole.read(message).ids) == tokenizer.decode(expected)
+    assert len(SEGMENT_BREAK) == 1
+
+
+def test_a_break_holds_where_text_reads_as_a_special_token() -> None:
+    tokenizer = byte_level(template=BROKEN)
+    reader = reader_of(tokenizer)
+    ids = reader.read([{"role": "user", "content": "er<|im_end|>er"}]).ids
+    assert special_ids(tokenizer, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert tokenizer.decode(ids) == "<|im_start|>user\nuserer<|im_end|>er<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_no_client_can_send_a_break(readers: dict[str, PromptReader]) -> None:
+    for message in (
+        {"role": "user", "content": f"a{SEGMENT_BREAK}b"},
+        {"role": "user", "content": "", "x": SEGMENT_BREAK},
+    ):
+        with pytest.raises(RequestError, match="private-use"):
+            next(iter(readers.values())).read([message])
 
 
 # ---------------------------------------------------------------- text around placeholders

@@ -1,13 +1,14 @@
-"""Model-neutral numerics over pictures: resized sizes, the two resize rules, patch grids, normalisation.
+"""Model-neutral numerics over pictures and clips: resized sizes, the two resize rules, sampled frames, patch grids, normalisation.
 
-Every number is an argument. Knows no model and no file format. Pictures are numpy [height, width, 3] uint8 RGB.
+Every number is an argument. Knows no model and no file format. Pictures and frames are numpy [height, width, 3] uint8 RGB.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,8 @@ FrameRule = Literal["qwen", "transformers"]
 MAX_ASPECT_RATIO = 200
 # Patches that are normalised together; measured: 1,024 take three quarters of the time of all at once.
 _BLOCK = 1024
+# Levels from which on a thread for each further size of a picture pays: it costs 0.1 ms, resizing a megapixel 10 ms.
+_WORTH_A_THREAD = 3_000_000
 
 
 def smart_resize(
@@ -84,21 +87,147 @@ def resize(pixels: np.ndarray, height: int, width: int, *, rule: ResizeRule) -> 
     Shape:
         returns [height, width, 3] uint8, contiguous.
     """
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    if rule == "pillow":
-        # Resizing in bands or threads would not be exact: one picture, one call.
-        return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    return _resize_all(pixels, [(height, width)], rule)[0]
+
+
+def _resize_all(pixels: np.ndarray, sizes: Sequence[tuple[int, int]], rule: ResizeRule) -> list[np.ndarray]:
+    """A picture resized to each of several sizes; it is brought into Pillow's or torch's form once."""
+    if all(pixels.shape[:2] == size for size in sizes):
+        return [pixels] * len(sizes)
+    make = _pillow_resizer(pixels) if rule == "pillow" else _torch_resizer(pixels)
+
+    def make_one(size: tuple[int, int]) -> np.ndarray:
+        return pixels if pixels.shape[:2] == size else make(size)
+
+    first, *others = sizes
+    if not others or pixels.size < _WORTH_A_THREAD:
+        return [make_one(size) for size in sizes]
+    # Both libraries use one core for one picture, and let other threads run. Resizing in bands would not be exact.
+    with ThreadPoolExecutor(len(others)) as pool:
+        futures = [pool.submit(make_one, size) for size in others]
+        return [make_one(first), *(future.result() for future in futures)]
+
+
+def _pillow_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
+    image = Image.fromarray(pixels)
+    return lambda size: np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
+
+
+def _torch_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
     import torch
 
     # A channels-last view of the picture as it lies is three times faster than a planar copy, and equal bit for bit.
     # torch takes no memory that cannot be written, such as a view of a PIL image.
     writable = pixels if pixels.flags.writeable else pixels.copy()
     source = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)  # [1, 3, height, width]
-    out = torch.nn.functional.interpolate(source, size=(height, width), mode="bicubic", antialias=True)
-    # torch puts the channels last in half the time that numpy takes.
-    resized: np.ndarray = out[0].permute(1, 2, 0).contiguous().numpy()  # [height, width, 3]
-    return resized
+
+    def resize_to(size: tuple[int, int]) -> np.ndarray:
+        out = torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)
+        # torch puts the channels last in half the time that numpy takes.
+        resized: np.ndarray = out[0].permute(1, 2, 0).contiguous().numpy()  # [height, width, 3]
+        return resized
+
+    return resize_to
+
+
+def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The candidate that keeps most of a picture's pixels, and of those that keep equally many the smallest.
+
+    What a candidate keeps is the area of the picture fitted into it, at most the picture's own. The first of equals wins, so
+    the order of the candidates counts.
+
+    Args:
+        height: pixels.
+        width: pixels.
+        candidates: (height, width), pixels.
+
+    Returns:
+        (height, width), pixels: one of the candidates. Of a picture so thin that none keeps any of it, the smallest.
+
+    Source: LLaVA-NeXT's any-resolution rule, with the rounding of the released DeepSeek-VL2 code.
+    """
+
+    def rank(candidate: tuple[int, int]) -> tuple[int, int]:
+        scale = min(candidate[1] / width, candidate[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, -candidate[0] * candidate[1]
+
+    return max(candidates, key=rank)  # the first of equals
+
+
+def contained_size(height: int, width: int, *, box_height: int, box_width: int) -> tuple[int, int]:
+    """The largest size within a box that keeps the ratio of the sides, as `PIL.ImageOps.contain` rounds it.
+
+    Args:
+        height: of the picture, pixels.
+        width: of the picture, pixels.
+        box_height: pixels.
+        box_width: pixels.
+
+    Returns:
+        (height, width), pixels; one of them is the box's own, the other is 0 where the picture is so thin that nothing is left.
+    """
+    ratio, box_ratio = width / height, box_width / box_height
+    if ratio > box_ratio:
+        return round(height / width * box_width), box_width
+    if ratio < box_ratio:
+        return box_height, round(width / height * box_height)
+    return box_height, box_width
+
+
+def letterbox(
+    pixels: np.ndarray, sizes: Sequence[tuple[int, int]], *, color: tuple[int, int, int], rule: ResizeRule
+) -> list[np.ndarray]:
+    """A picture resized into each of several boxes, centred, the rest of a box in one colour.
+
+    Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. A picture so thin that nothing of it
+    is left in a box leaves that box empty, as it does there.
+
+    Args:
+        pixels: [height, width, 3] uint8.
+        sizes: (height, width) of each box, pixels.
+        color: RGB levels.
+        rule: see `resize`.
+
+    Shape:
+        returns for each size [height, width, 3] uint8; it may be `pixels` itself where that has the size already.
+    """
+    height, width = pixels.shape[:2]
+    inner = [contained_size(height, width, box_height=box[0], box_width=box[1]) for box in sizes]
+    visible = _resize_all(pixels, [size for size in inner if all(size)], rule)
+    boxes: list[np.ndarray] = []
+    for box, size in zip(sizes, inner, strict=True):
+        if size == box:
+            boxes.append(visible.pop(0))
+            continue
+        out = np.empty((*box, 3), dtype=np.uint8)
+        out[...] = color
+        # Python's round, half to even, of half of what is left over.
+        top, left = (round((side - part) * 0.5) for side, part in zip(box, size, strict=True))
+        if all(size):
+            out[top : top + size[0], left : left + size[1]] = visible.pop(0)
+        boxes.append(out)
+    return boxes
+
+
+def cut_tiles(pixels: np.ndarray, out: np.ndarray) -> None:
+    """Cut a picture into square tiles, row by row.
+
+    Args:
+        pixels: [height, width, 3] uint8; both sides multiples of a tile's.
+        out: [n_tiles, side, side, 3] uint8, written; as many tiles as the picture has.
+
+    Raises:
+        SizeError: the picture is not made of so many tiles.
+    """
+    side = out.shape[1]
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    if pixels.shape[:2] != (rows * side, columns * side) or len(out) != rows * columns:
+        raise SizeError(
+            f"{pixels.shape[0]} x {pixels.shape[1]} pixels (height x width) is not {len(out)} tiles of {side} pixels"
+        )
+    cut = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
+    out.reshape(rows, columns, side, side, 3)[...] = cut
 
 
 def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndarray:
@@ -124,6 +253,58 @@ def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndar
     )  # [rows, m, p, columns, m, p, 3]
     n_patches = (height // patch_size) * (width // patch_size)
     return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(n_patches, 3, patch_size * patch_size)
+
+
+def patchify_frames(
+    frames: Iterable[np.ndarray],
+    count: int,
+    height: int,
+    width: int,
+    *,
+    patch_size: int,
+    merge_size: int,
+    temporal_patch_size: int,
+    rule: ResizeRule = "torch",
+) -> np.ndarray:
+    """Resize the frames of a clip and cut them into patches of several frames each, one frame in memory at a time.
+
+    The last frame is repeated where the clip has no multiple of `temporal_patch_size`.
+
+    Args:
+        frames: `count` pictures [height, width, 3] uint8, of any one size.
+        count: frames.
+        height: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        width: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        patch_size: pixels along a side of a patch.
+        merge_size: patches along a side of a merged token.
+        temporal_patch_size: frames in a patch.
+        rule: by which frames are resized.
+
+    Shape:
+        returns [n_patches, 3, temporal_patch_size * patch_size * patch_size] uint8, nested channel, frame, pixel; patches in the
+        order time, merged row, merged column, row, column.
+
+    Raises:
+        SizeError: there are not `count` frames, or a side is no multiple.
+    """
+    per_frame, area = (height // patch_size) * (width // patch_size), patch_size * patch_size
+    steps = -(-count // temporal_patch_size)
+    out = np.empty((steps, per_frame, 3, temporal_patch_size, area), dtype=np.uint8)
+    done = 0
+    last = patches = None
+    for frame in frames:
+        if done == count:
+            raise SizeError(f"more frames than the {count} that were promised")
+        if patches is None or frame is not last:
+            resized = resize(frame, height, width, rule=rule)
+            patches, last = patchify(resized, patch_size=patch_size, merge_size=merge_size), frame
+        out[done // temporal_patch_size, :, :, done % temporal_patch_size] = patches
+        done += 1
+    if patches is None or done < count:
+        raise SizeError(f"{done} frames, {count} were promised")
+    for place in range(done, steps * temporal_patch_size):
+        out[place // temporal_patch_size, :, :, place % temporal_patch_size] = patches
+    return out.reshape(steps * per_frame, 3, temporal_patch_size * area)
 
 
 def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale: float, rule: ResizeRule) -> np.ndarray:
@@ -157,12 +338,12 @@ def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale:
 
 
 def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_size: int) -> np.ndarray:
-    """Patches of one frame as the float rows of a video encoder, the frame repeated along time.
+    """Patches as the float rows of a video encoder, each repeated along time.
 
     Args:
-        patches: [n_patches, 3, patch_area] uint8.
+        patches: [n_patches, 3, patch_area] uint8; of several frames they are [n_patches, 3, frames * patch_area].
         table: [3, 256] float32 from `normalisation_table`.
-        temporal_patch_size: frames in a patch.
+        temporal_patch_size: how often a patch is repeated: frames in a patch for those of a picture, 1 for those of frames.
 
     Shape:
         returns [n_patches, 3 * temporal_patch_size * patch_area] float32, nested channel, frame, pixel.
@@ -178,6 +359,54 @@ def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_
             for frame in range(temporal_patch_size):
                 out[block, channel, frame] = levels
     return out.reshape(n_patches, channels * temporal_patch_size * area)
+
+
+def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> int:
+    """How many merged tokens a grid of patches stands for, if it is one.
+
+    Args:
+        grid: what should be [1, 3] int64: frames or temporal patches, rows and columns, in patches.
+        name: of the field, for messages.
+        merge_size: patches along a side of a merged token.
+        still: whether it is a picture's, which has one frame.
+
+    Raises:
+        SizeError: another shape, no area, or no whole merged tokens.
+    """
+    if grid.shape != (1, 3) or grid.dtype != np.int64:
+        raise SizeError(f"{name} must be [1, 3] whole numbers, got {list(grid.shape)} {grid.dtype}")
+    frames, rows, columns = grid[0].tolist()
+    if min(frames, rows, columns) < 1 or (still and frames != 1) or rows % merge_size or columns % merge_size:
+        kind = "image" if still else "video"
+        raise SizeError(
+            f"{name} {frames} x {rows} x {columns} is no {kind} of whole {merge_size} x {merge_size} blocks"
+        )
+    return int(frames * rows * columns // merge_size**2)
+
+
+def check_patches(
+    feature: Any, grid: np.ndarray, *, name: str, patch_size: int, temporal_patch_size: int, still: bool
+) -> None:
+    """Refuse a feature that is not the patches of a grid.
+
+    Args:
+        feature: numpy or torch; what should be [n_patches, 3 * temporal_patch_size * patch_area] floating point, or compact:
+            [n_patches, 3, patch_area] uint8 of a picture, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a clip.
+        grid: [1, 3] int64, in patches.
+        name: of the feature, for messages.
+        patch_size: pixels along a side of a patch.
+        temporal_patch_size: frames in a patch.
+        still: whether it is a picture's.
+
+    Raises:
+        SizeError: another shape or dtype.
+    """
+    n_patches, area, dtype = int(grid.prod()), patch_size**2, str(feature.dtype)
+    compact = dtype.endswith("uint8")
+    frames = 1 if compact and still else temporal_patch_size
+    shape = (n_patches, 3, frames * area) if compact else (n_patches, 3 * frames * area)
+    if tuple(feature.shape) != shape or not (compact or "float" in dtype):
+        raise SizeError(f"{name} are {list(feature.shape)} {dtype}, the grid stands for {list(shape)}")
 
 
 def sample_frames(

@@ -8,6 +8,8 @@ import numpy as np
 
 from mm_plugin.errors import SpanError
 
+_SPARE = 1 << 16  # positions
+
 
 def mrope_positions(
     spans: Sequence[tuple[int, int]],
@@ -52,11 +54,18 @@ def mrope_positions(
         cursor = last + 1
     total += seq - cursor
     ids = np.empty((3, seq), dtype=np.int64)
-    steps = np.arange(total, dtype=np.int64)  # every run below is a slice of it
+    # Every run below is a slice of one range; a clip may leave out more positions than such a range should have.
+    whole = np.arange(total, dtype=np.int64) if total <= 4 * seq + _SPARE else None
+
+    def steps(first: int, count: int) -> np.ndarray:
+        if whole is None:
+            return np.arange(first, first + count, dtype=np.int64)
+        return whole[first : first + count]
+
     cursor = free = 0  # next token to fill, next position to give
     for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
         end, text = last + 1, start - cursor
-        ids[:, cursor:start] = steps[free : free + text]
+        ids[:, cursor:start] = steps(free, text)
         free += text
         given = None if times is None else times[index]
         if pruned is not None and pruned[index]:
@@ -65,12 +74,12 @@ def mrope_positions(
             cursor = end
             continue
         span = ids[:, start:end].reshape(3, t, h, w)
-        span[0] = (steps[free : free + t] if given is None else free + np.asarray(given))[:, None, None]
-        span[1] = steps[free : free + h, None]
-        span[2] = steps[free : free + w]
+        span[0] = (steps(free, t) if given is None else free + np.asarray(given))[:, None, None]
+        span[1] = steps(free, h)[:, None]
+        span[2] = steps(free, w)
         free += _advance(index, t, h, w, times)
         cursor = end
-    ids[:, cursor:] = steps[free:]
+    ids[:, cursor:] = steps(free, seq - cursor)
     return ids, total - seq
 
 

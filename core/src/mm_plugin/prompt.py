@@ -32,6 +32,9 @@ _PART_TYPES = {
 }
 # Supplementary private-use characters: no tokenizer has them in its vocabulary, and no template looks for them.
 _FIRST_STAND_IN = 0xF0000
+# A chat template writes it where the model's own code tokenizes what comes before and after separately. It never reaches the ids,
+# and no client can send it: text with a character of its plane is refused.
+SEGMENT_BREAK = "\U000ffffd"
 _DEEPEST = 64  # levels of nesting in a message
 # Composed or not, with or without accents: what a tokenizer's normaliser may make of a character.
 _FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
@@ -49,6 +52,21 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
     ids: np.ndarray
     slots: list[tuple[Slot, Modality]]
     media: dict[Modality, list[Any]]
+
+
+def encode_rendered(tokenizer: Any, text: str) -> np.ndarray:
+    """Ids of what a chat template rendered, each part between two `SEGMENT_BREAK`s for itself.
+
+    Args:
+        tokenizer: as transformers opens it.
+        text: has its special tokens already; a tokenizer that adds one of its own would repeat it.
+
+    Shape:
+        returns [n] int64.
+    """
+    parts = text.split(SEGMENT_BREAK)
+    ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts if part or len(parts) == 1]
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in ids or [[]]])
 
 
 class PromptReader:
@@ -177,8 +195,9 @@ class PromptReader:
         return sum(len(self._encode(text, rendered=True)) for text in self._surround.get(token, ()))
 
     def _encode(self, text: str, *, rendered: bool = False) -> np.ndarray:
-        # What a template rendered has its special tokens already; a tokenizer that adds one of its own would repeat it.
-        return np.asarray(self._tokenizer(text, add_special_tokens=not rendered)["input_ids"], dtype=np.int64)
+        if not rendered:
+            return np.asarray(self._tokenizer(text)["input_ids"], dtype=np.int64)
+        return encode_rendered(self._tokenizer, text)
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -249,8 +268,9 @@ class PromptReader:
         for index, run in enumerate(self._split.split(text)):
             if index % 2:
                 ids.append(self._protected[run])
-            elif run:
-                ids.extend(tokenizer.encode(reveal(run), add_special_tokens=False).ids)
+                continue
+            for segment in filter(None, run.split(SEGMENT_BREAK)):
+                ids.extend(tokenizer.encode(reveal(segment), add_special_tokens=False).ids)
         return np.array(ids, dtype=np.int64)
 
     def _text_tokenizer(self) -> Any:

@@ -654,6 +654,8 @@ class Registry:
 
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "processor", ModelProcessor)
+        if spec.tokenizer is not None:
+            opened = opened.with_tokenizer(self._load_class(found, spec, "tokenizer", None))
         runtime = Runtime(
             settings=self.settings,
             executor=self.executor,

@@ -34,6 +34,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         processor: `"module:Class"` of the `ModelProcessor`.
         encoder: `"module:Class"` of the `Encoder`.
         positions: `"module:function"` that gives M-RoPE positions, or None for ordinary positions.
+        tokenizer: `"module:function"` that opens the tokenizer from a `Checkpoint`, for models whose folders transformers'
+            `AutoTokenizer` opens wrongly or not at all; None for `AutoTokenizer`.
         embed: `"module:function"` in place of the core's way to embed, or None.
         demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
         surround: by modality, the text that the model's own processor writes before and behind a placeholder. It is written
@@ -59,6 +61,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     token_pairs: tuple[tuple[str, str], ...] = ()
     padding: str = "pairs"
     positions: str | None = None
+    tokenizer: str | None = None
     embed: str | None = None
     demo: str | None = None
     surround: Mapping[Modality, tuple[str, str]] = {}
@@ -116,7 +119,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
         if self.padding == "pairs" and not self.token_pairs:
             refuse("padding='pairs' needs token_pairs")
-        for name in ("processor", "encoder", "positions", "embed", "demo", "specialise"):
+        for name in ("processor", "encoder", "positions", "tokenizer", "embed", "demo", "specialise"):
             value = getattr(self, name)
             if value is None and name not in ("processor", "encoder"):
                 continue

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mm_plugin import Modality, ModelProcessor, Registry, UsageError
 from mm_plugin.encoder import Encoder
-from mm_plugin_qwen2vl.testing import byte_level_tokenizer, make_checkpoint, tiny_config
+from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 PART = "<|vision_start|><|image_pad|><|vision_end|>"
 LAYOUTS: list[dict[str, Any]] = [
@@ -159,7 +159,7 @@ def test_a_tokenizer_without_the_placeholder_is_refused_by_its_name(registry: Re
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    config = tiny_config(byte_level_tokenizer())
+    config = tiny_config(qwen_tokenizer())
     plain = Tokenizer(models.WordLevel({"a": 0, "<|vision_start|>": 1, "<|vision_end|>": 2, "?": 3}, unk_token="?"))
     folder = make_checkpoint(tmp_path, config=config, tokenizer=PreTrainedTokenizerFast(tokenizer_object=plain))
     with pytest.raises(UsageError, match=r"no token '<\|image_pad\|>'"):

@@ -39,7 +39,13 @@ def test_every_option_that_changes_an_image_changes_its_source_key(registry: Reg
     trials = sweep_options(
         lambda **options: registry.load_processor(folder, **options),
         {Modality.IMAGE: see_through()},
-        values={"max_pixels": [28 * 28 * 16, 28 * 28 * 40], "min_pixels": [400 * 400]},
+        values={
+            "max_pixels": [28 * 28 * 16, 28 * 28 * 40],
+            "min_pixels": [400 * 400],
+            "fps": [1.0],
+            "num_frames": [6],
+            "video_total_pixels": [200_000],
+        },
     )
     changed = {trial.option for trial in trials if trial.changed}
     assert changed == {"background", "min_pixels", "max_pixels", "resize", "feature_format"}

@@ -11,14 +11,14 @@ import pytest
 
 from mm_plugin import UsageError, discover
 from mm_plugin.testing import photographs
-from mm_plugin_qwen2vl.testing import byte_level_tokenizer, make_checkpoint, tiny_config
+from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.mark.case("3.7")
 def test_a_medium_in_the_cache_has_each_models_own_tokens(tmp_path: Path) -> None:
-    ordinary, other = byte_level_tokenizer(), byte_level_tokenizer()
+    ordinary, other = qwen_tokenizer(), qwen_tokenizer()
     # The other vocabulary has a token more before the placeholder.
     rebuilt = type(other)(
         tokenizer_object=_with_a_token_before(other), eos_token="<|im_end|>", pad_token="<|endoftext|>"

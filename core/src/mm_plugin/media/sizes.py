@@ -67,6 +67,15 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
     timestamps: np.ndarray
     fps: float
 
+    @classmethod
+    def of(cls, size: VideoSize, indices: np.ndarray) -> Sampling:
+        """These frames of a clip, their times, and their rate as that of the clip, thinned.
+
+        Shape:
+            indices [n] int64.
+        """
+        return cls(indices, size.times(indices), len(indices) / size.frames * size.fps)
+
 
 class SampledVideo(msgspec.Struct, frozen=True, eq=False):
     """How large a clip is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""

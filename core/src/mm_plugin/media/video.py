@@ -459,8 +459,7 @@ def open_video(value: Any, *, path: str, settings: Settings) -> VideoSource:
 
 def whole(size: VideoSize) -> Sampling:
     """Every frame of a clip: for one whose frames were chosen already."""
-    indices = np.arange(size.frames, dtype=np.int64)
-    return Sampling(indices, size.times(indices).astype(np.float64), size.fps)
+    return Sampling.of(size, np.arange(size.frames, dtype=np.int64))
 
 
 def _picture(value: Any, path: str, settings: Settings) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -52,13 +52,20 @@ class For(msgspec.Struct, frozen=True):
 Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
+def _preprocessor(checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
+    return checkpoint.preprocessor(modality)
+
+
 class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that the core itself reads; an author's `Options` subclasses it.
 
     Attributes:
+        read_settings: a static function over checkpoint and modality that gives what the checkpoint's files say, by option. An
+            author names another where a model keeps its settings in no file that transformers knows, or where files must agree.
         background: RGB levels behind transparent pixels, of images and of frames.
     """
 
+    read_settings: ClassVar[Callable[..., Mapping[str, Any]]] = staticmethod(_preprocessor)
     background: typing.Annotated[tuple[Level, Level, Level], For(("image", "video"))] = WHITE
 
     @classmethod
@@ -68,7 +75,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that are in force when a model is opened: load over checkpoint over default.
 
         Args:
-            checkpoint: its preprocessor settings are taken by name; names that are no option are left alone.
+            checkpoint: what `read_settings` finds in it is taken by name; names that are no option are left alone.
             modalities: whose settings; where two disagree, the first counts.
             given: options given at load.
 
@@ -78,7 +85,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         names = set(cls.__struct_fields__)
         settings: dict[str, Any] = {}
         for modality in reversed(modalities):
-            found = checkpoint.preprocessor(modality)
+            found = cls.read_settings(checkpoint, modality)
             settings |= {name: value for name, value in found.items() if name in names and value is not None}
         try:
             return msgspec.convert(settings | _plain(given or {}), cls, strict=True)
@@ -89,7 +96,9 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
 def option_scopes(declared: type[BaseOptions]) -> dict[str, For]:
     """What each option of an author's struct is about, by name."""
     scopes = {}
-    for name, hint in typing.get_type_hints(declared, include_extras=True).items():
+    hints = typing.get_type_hints(declared, include_extras=True)
+    for name in declared.__struct_fields__:
+        hint = hints[name]
         found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
         scopes[name] = found[0] if found else For()
     return scopes

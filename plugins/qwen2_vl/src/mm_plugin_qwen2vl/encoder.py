@@ -1,25 +1,24 @@
-"""Qwen2-VL's vision tower, loaded alone from a checkpoint: transformers' module, compact features taken as they are."""
+"""Qwen2-VL's vision tower, loaded alone from a checkpoint: transformers' modules, features taken in every form that items bring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem, UsageError
-from mm_plugin.imaging import normalisation_table
+from mm_plugin import Checkpoint, Encoder, EncodesImages, EncodesVideos, Modality, MultimodalDataItem
+from mm_plugin.encoder.towers import PatchEmbedding, Rotary, Segments, load_tower, merge_order, self_attention
 from mm_plugin_qwen2vl.processor import Qwen2VLOptions
 
 # How released checkpoints name the tower's tensors, and how newer transformers saves them.
 PREFIXES = ("visual.", "model.visual.")
 
 
-class Qwen2VLEncoder(Encoder, EncodesImages):
-    """Patches in, one row per merged patch out.
+class Qwen2VLEncoder(Encoder, EncodesImages, EncodesVideos):
+    """Patches in, one row per merged patch out. A frame's patches attend to one another, and to no other frame's.
 
     Args:
         tower: transformers' vision tower on its device, in inference mode.
@@ -27,13 +26,19 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
     """
 
     def __init__(self, tower: Any, options: Qwen2VLOptions) -> None:
-        self._tower = tower
-        self._device: torch.device = tower.patch_embed.proj.weight.device
-        self._temporal = options.temporal_patch_size
-        self._merge = options.merge_size
-        table = normalisation_table(options.image_mean, options.image_std, rescale=options.rescale_factor, rule="torch")
-        self._levels = torch.from_numpy(table).flatten().to(self._device)  # [3 * 256]
-        self._channel = torch.arange(3, device=self._device)[:, None] * 256  # [3, 1]
+        self._tower, self._merge = tower, options.merge_size
+        self._heads: int = tower.config.num_heads
+        self._head_dim: int = tower.config.embed_dim // tower.config.num_heads
+        proj = tower.patch_embed.proj
+        self._device: torch.device = proj.weight.device
+        self._embed = PatchEmbedding(
+            proj.weight,
+            proj.bias,
+            mean=options.image_mean,
+            std=options.image_std,
+            rescale=options.rescale_factor,
+            dtype=proj.weight.dtype,
+        )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, device: Any, dtype: Any) -> Qwen2VLEncoder:
@@ -43,65 +48,32 @@ class Qwen2VLEncoder(Encoder, EncodesImages):
             UsageError: the checkpoint lacks a tensor of the tower, has one too many, or one of another shape.
         """
         config = Qwen2VLConfig.from_dict(dict(checkpoint.config)).vision_config
-        with torch.device(device), _EmptyOnMeta():
-            tower = Qwen2VisionTransformerPretrainedModel(config)
-        tensors = checkpoint.tensors(PREFIXES, device=device, dtype=dtype)
-        _check_tensors(tensors, tower.state_dict(), checkpoint)
-        tower.load_state_dict(tensors, strict=True, assign=True)
-        return cls(tower.eval().requires_grad_(False), Qwen2VLOptions.from_checkpoint(checkpoint, (Modality.IMAGE,)))
+        tower = load_tower(
+            lambda: Qwen2VisionTransformerPretrainedModel(config), checkpoint, PREFIXES, device=device, dtype=dtype
+        )
+        return cls(tower, Qwen2VLOptions.from_checkpoint(checkpoint, (Modality.IMAGE,)))
 
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
         """Rows [num_tokens, hidden] for each image, from one pass of the tower over all of them."""
-        grids = torch.tensor([item.image_grid_thw[0].tolist() for item in items])  # [n_items, 3]
-        patches = torch.cat([self._normalised(item.feature) for item in items])  # [n_patches, patch_dim]
+        return self._encode(items, "image_grid_thw")
+
+    def get_video_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        """Rows [num_tokens, hidden] for each video, from one pass of the tower over all of them."""
+        return self._encode(items, "video_grid_thw")
+
+    def _encode(self, items: Sequence[MultimodalDataItem], field: str) -> list[torch.Tensor]:
+        grids: list[tuple[int, int, int]] = [tuple(item.get(field)[0].tolist()) for item in items]
+        counts = [frames * rows * columns for frames, rows, columns in grids]
+        lengths = [rows * columns for frames, rows, columns in grids for _ in range(frames)]
         with torch.inference_mode():
-            output = self._tower(patches, grid_thw=grids.to(self._device))
-        rows = output if isinstance(output, torch.Tensor) else output.pooler_output  # [n_rows, hidden]
-        counts = (grids.prod(dim=1) // self._merge**2).tolist()
-        return list(rows.split(counts))
-
-    def _normalised(self, feature: Any) -> torch.Tensor:
-        """Float rows of one item on the tower's device; compact patches are looked up level by level, as the reference has them."""
-        moved: torch.Tensor = torch.as_tensor(feature).to(self._device, non_blocking=True)
-        if moved.dtype != torch.uint8:
-            return moved
-        floats: torch.Tensor = self._levels[moved.long() + self._channel]  # [n_patches, 3, patch_area]
-        return floats.unsqueeze(2).expand(-1, -1, self._temporal, -1).reshape(len(moved), -1)
-
-
-class _EmptyOnMeta(TorchFunctionMode):
-    """Inside it, what is allocated to be filled later takes no memory; what is computed is computed.
-
-    A tower's weights come from the checkpoint. Its rotary frequencies are stored nowhere and made in its constructor, in
-    another way in each version of transformers.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        keywords = dict(kwargs or {})
-        if func is torch.empty and keywords.get("device") is None:
-            keywords["device"] = "meta"
-        return func(*args, **keywords)
-
-
-def _check_tensors(
-    tensors: Mapping[str, torch.Tensor], tower: Mapping[str, torch.Tensor], checkpoint: Checkpoint
-) -> None:
-    """Refuse tensors that are not exactly the tower's, by their first names."""
-    faults = {
-        "missing": [name for name in tower if name not in tensors],
-        "unexpected": [name for name in tensors if name not in tower],
-        "of another shape": [
-            f"{name} {list(tensors[name].shape)} where its config.json says {list(tower[name].shape)}"
-            for name in tower
-            if name in tensors and tensors[name].shape != tower[name].shape
-        ],
-    }
-    said = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
-    if said:
-        raise UsageError(
-            f"{checkpoint.folder}: its tensors under {' or '.join(PREFIXES)} are not those of its vision tower: "
-            f"{'; '.join(said)}",
-            argument="checkpoint",
-        )
+            rotary = Rotary(merge_order(grids, self._merge), head_dim=self._head_dim, device=self._device)
+            segments = Segments(lengths, device=self._device)
+            states = torch.cat([self._embed(torch.as_tensor(item.feature).to(self._device)) for item in items])
+            for block in self._tower.blocks:
+                normed, layer = block.norm1(states), block.attn
+                states = states + self_attention(
+                    normed, layer.qkv, layer.proj, n_heads=self._heads, rotary=rotary, segments=segments
+                )
+                states = states + block.mlp(block.norm2(states))
+            rows = self._tower.merger(states)  # [n_rows, hidden]
+        return list(rows.split([count // self._merge**2 for count in counts]))

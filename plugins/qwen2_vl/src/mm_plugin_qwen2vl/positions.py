@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from mm_plugin.positions import mrope_positions
-from mm_plugin.structs import MultimodalDataItem
+from mm_plugin.structs import Modality, MultimodalDataItem
 
 
 def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """Three position ids per token of an expanded prompt.
+    """Three position ids per token of an expanded prompt. Time goes on by one for each temporal patch of a video.
 
     Args:
-        items: with offsets and `image_grid_thw`, in patches.
+        items: with offsets and `image_grid_thw` or `video_grid_thw`, in patches.
         seq: length of the expanded prompt, tokens.
         config: the checkpoint's config.json.
 
@@ -30,7 +30,8 @@ def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[
     merge = int(config.get("vision_config", {}).get("spatial_merge_size", 2))
     spans, grids = [], []
     for item in items:
-        t, h, w = np.asarray(item.image_grid_thw).reshape(3).tolist()
+        grid = item.video_grid_thw if item.modality is Modality.VIDEO else item.image_grid_thw
+        t, h, w = np.asarray(grid).reshape(3).tolist()
         spans += item.offsets
         grids.append((t, h // merge, w // merge))
     return mrope_positions(spans, grids, seq=seq)

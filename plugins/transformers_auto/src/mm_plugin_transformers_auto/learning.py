@@ -602,7 +602,8 @@ def specialise(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
     known = checkpoint
     if model is None:
         model = Model(open_checkpoint(checkpoint), checkpoint)
-        known = checkpoint.with_tokenizer(model.tokenizer)
+        tokenizer = model.tokenizer
+        known = checkpoint.with_tokenizer(lambda _: tokenizer)
         _MODELS[known] = model
     whole = model.unlike is not None
     extra = () if whole else (IDS,)

@@ -7,9 +7,6 @@ the rule by which its pictures are cut and its prompts are written.
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,11 @@ from typing import Any
 import msgspec
 import torch
 import transformers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-# Byte pairs that merge where text and replacements meet: two line ends are one token, as in released vocabularies.
-_MERGES = ("Ċ Ċ", "ĊĊ Ċ", "Ġ t", "h e", "Ġt he", "i n", "a n", "Ġ a", "o n", "Ġ Ġ", "Ċ Ġ", "e r", "i s")
-_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+from mm_plugin.testing.checkpoints import byte_level_tokenizer, fill_weights, write_json
+
 _TURN = (
     "{{% for message in messages %}}<turn>{{{{ message['role'] }}}}\n"
     "{{% if message['content'] is string %}}{{{{ message['content'] }}}}{{% else %}}"
@@ -550,33 +546,22 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def byte_level_tokenizer(family: Family) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with a few merges and the family's special tokens."""
-    special = ("<pad>", "<bos>", "<end>", "<turn>", *family.special)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(left, right) for left, right in (pair.split() for pair in _MERGES)]
-    vocabulary = {token: index for index, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    if family.bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", special_tokens=[("<bos>", tokenizer.token_to_id("<bos>"))]
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+def tiny_tokenizer(family: Family) -> PreTrainedTokenizerFast:
+    """A byte-level BPE, in which two line ends are one token as in released vocabularies, with the family's special tokens."""
+    tokenizer = byte_level_tokenizer(
+        ("<pad>", "<bos>", "<end>", "<turn>", *family.special),
         bos_token="<bos>",
         eos_token="<end>",
         pad_token="<pad>",
         chat_template=_TURN.format(image=family.image, audio=family.audio),
         extra_special_tokens=dict(family.tokens),
     )
+    if family.bos:
+        backend = tokenizer.backend_tokenizer
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", backend.token_to_id("<bos>"))]
+        )
+    return tokenizer
 
 
 def make_checkpoint(folder: str | Path, family: str, *, seed: int = 20260101) -> Path:
@@ -590,33 +575,17 @@ def make_checkpoint(folder: str | Path, family: str, *, seed: int = 20260101) ->
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     described = FAMILIES[family]
-    tokenizer = byte_level_tokenizer(described)
+    tokenizer = tiny_tokenizer(described)
     tokenizer.save_pretrained(str(folder))
-    (folder / "processor_config.json").write_text(json.dumps(described.processor, indent=2), encoding="utf-8")
+    write_json(folder / "processor_config.json", described.processor)
     cls = getattr(transformers, described.architecture)
     config = cls.config_class(**described.config(tokenizer.get_vocab()), tie_word_embeddings=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cls(config).eval()
-    fill_weights(model, seed=seed)
+    model.load_state_dict(fill_weights(dict(model.named_parameters()), seed=seed), strict=False)
     model.save_pretrained(str(folder))
     return folder
-
-
-def fill_weights(model: torch.nn.Module, *, seed: int) -> None:
-    """Give a model weights that depend on name and seed alone, large enough that rows and logits differ plainly."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
-            noise = torch.rand(parameter.shape, generator=generator) * 2 - 1
-            if name.endswith("bias"):
-                parameter.copy_(noise * 0.1)
-            elif "norm" in name and parameter.ndim == 1:
-                parameter.copy_(noise * 0.1 + 1)
-            elif "embed_tokens" in name or parameter.ndim < 2:
-                parameter.copy_(noise)
-            else:
-                parameter.copy_(noise * math.sqrt(3 / math.prod(parameter.shape[1:])))
 
 
 def missing_packages(family: Family) -> list[str]:

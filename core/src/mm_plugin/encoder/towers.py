@@ -1,0 +1,251 @@
+"""What vision towers have in common, for authors: filled from a checkpoint, patches embedded as they come, attention in segments.
+
+Knows no model: modules, weights and numbers are arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mm_plugin.checkpoint import Checkpoint, check_tensors
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+# A kernel for segments of any length takes a call for all of them; only these dtypes have one.
+_PACKED = (torch.float16, torch.bfloat16)
+
+
+def load_tower(
+    make: Callable[[], Module], checkpoint: Checkpoint, prefixes: Sequence[str], *, device: Any, dtype: Any
+) -> Module:
+    """A module with a checkpoint's weights, in inference mode; no other tensor is read, and no memory is taken twice.
+
+    What a module computes in its constructor and stores nowhere, such as rotary frequencies, stays on the meta device: a tower
+    that needs it makes it anew.
+
+    Args:
+        make: constructs the module; called with the meta device in force.
+        checkpoint: the opened checkpoint.
+        prefixes: under which its tensors are found, such as `("visual.", "model.visual.")`.
+        device: torch device.
+        dtype: torch dtype of floating-point tensors; None keeps the checkpoint's own.
+
+    Raises:
+        UsageError: the checkpoint lacks a tensor of the module, has one too many, or one of another shape.
+    """
+    with torch.device("meta"):
+        module = make()
+    tensors = checkpoint.tensors(prefixes, device=device, dtype=dtype)
+    what = f"{checkpoint.folder}: its tensors under {' or '.join(prefixes)} are not those of its vision tower"
+    check_tensors(tensors, module.state_dict(), what=what)
+    module.load_state_dict(tensors, strict=True, assign=True)
+    return module.eval().requires_grad_(False)
+
+
+class PatchEmbedding:
+    """A convolution whose stride is its kernel, as one linear map over patches in any of the forms that items bring. Final.
+
+    Compact patches are normalised here, in the arithmetic of the float form. A picture is the same in all frames of a patch, so
+    for it the weights of the frames are summed. Products are in float32 whatever the tower's dtype, and rounded once.
+
+    Args:
+        weight: [width, 3, frames, side, side] of the convolution.
+        bias: [width], or None.
+        mean: per channel, of levels scaled to 0..1.
+        std: per channel, of levels scaled to 0..1.
+        rescale: scales a level to 0..1.
+        dtype: of what it returns.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        rescale: float,
+        dtype: torch.dtype,
+    ) -> None:
+        self._dtype = dtype
+        width, channels, frames = weight.shape[:3]
+        plain = weight.detach().reshape(width, channels, frames, -1)  # [width, 3, frames, area]
+        self._whole = plain.flatten(1).float()
+        # Summed in float64, rounded once.
+        self._picture = plain.double().sum(dim=2).flatten(1).float()
+        self._bias = None if bias is None else bias.detach().float()
+        levels = torch.tensor(1.0 / rescale, dtype=torch.float32)
+        self._mean = (torch.tensor(mean, dtype=torch.float32) * levels)[:, None].to(weight.device)  # [3, 1]
+        self._std = (torch.tensor(std, dtype=torch.float32) * levels)[:, None].to(weight.device)
+
+    def __call__(self, feature: torch.Tensor) -> torch.Tensor:
+        """Embedded patches.
+
+        Args:
+            feature: [n_patches, 3, area] uint8 of a picture, [n_patches, 3, frames * area] uint8 of different frames, or
+                [n_patches, 3 * frames * area] floating point, normalised.
+
+        Shape:
+            returns [n_patches, width].
+        """
+        floats = (feature.float() - self._mean) / self._std if feature.dtype == torch.uint8 else feature.float()
+        floats = floats.flatten(1)
+        weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._picture
+        return functional.linear(floats, weight, self._bias).to(self._dtype)
+
+
+class Segments:
+    """Consecutive stretches of a sequence, each of which attends to itself alone. Final; made on the host, once for all layers.
+
+    Neighbours of one length are computed together, without padding: the fewer changes of length, the fewer calls. Where torch has
+    a kernel for stretches of any length, all of them are one call.
+
+    Args:
+        lengths: of each stretch, tokens.
+        device: torch device.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, device: Any) -> None:
+        self.runs: list[tuple[int, int, int]] = []  # (first token, stretches, tokens in each)
+        start = 0
+        for length, same in itertools.groupby(lengths):
+            count = len(list(same))
+            self.runs.append((start, count, length))
+            start += count * length
+        self._bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+        self._longest = max(lengths, default=0)
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Softmax attention inside each stretch, scaled by the root of head_dim.
+
+        Shape:
+            query, key, value and the result are [n_tokens, n_heads, head_dim].
+        """
+        packed = _packed_attention() if query.is_cuda and query.dtype in _PACKED else None
+        if packed is not None:
+            attended: torch.Tensor = packed(query, key, value, self._bounds, self._bounds, self._longest, self._longest)
+            return attended
+        out = torch.empty_like(query)
+        for start, count, length in self.runs:
+            part = slice(start, start + count * length)
+            stretches = [
+                tensor[part].reshape(count, length, *tensor.shape[1:]).transpose(1, 2) for tensor in (query, key, value)
+            ]  # [stretches, n_heads, tokens, head_dim]
+            done = functional.scaled_dot_product_attention(stretches[0], stretches[1], stretches[2])
+            out[part] = done.transpose(1, 2).flatten(0, 1)
+        return out
+
+
+def _packed_attention() -> Callable[..., Any] | None:
+    """Torch's attention over stretches of any length; newer versions have it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    found: Callable[..., Any] = varlen_attn
+    return found
+
+
+class Rotary:
+    """Rotary angles of a two-dimensional grid, one half of them turned by the row and one by the column. Final.
+
+    Args:
+        positions: [n_tokens, 2] int64, row and column of each token.
+        head_dim: of a head of the tower.
+        theta: base of the frequencies.
+        device: torch device.
+
+    Source: RoFormer, arXiv:2104.09864; its axes as in Qwen2-VL, arXiv:2409.12191, section 2.1.
+    """
+
+    def __init__(self, positions: np.ndarray, *, head_dim: int, theta: float = 10_000.0, device: Any) -> None:
+        half = head_dim // 2
+        frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half)  # [head_dim / 4]
+        angles = torch.from_numpy(positions)[:, :, None].float() * frequencies  # [n_tokens, 2, head_dim / 4]
+        angles = angles.flatten(1).to(device)  # [n_tokens, head_dim / 2]
+        self._cos, self._sin = angles.cos()[:, None], angles.sin()[:, None]  # [n_tokens, 1, head_dim / 2]
+
+    def turn(self, states: torch.Tensor) -> torch.Tensor:
+        """Turned queries or keys; computed in float32.
+
+        Shape:
+            states and the result are [n_tokens, n_heads, head_dim].
+        """
+        left, right = states.float().chunk(2, dim=-1)
+        turned = torch.cat((left * self._cos - right * self._sin, right * self._cos + left * self._sin), dim=-1)
+        return turned.to(states.dtype)
+
+
+def self_attention(
+    states: torch.Tensor, qkv: Any, proj: Any, *, n_heads: int, rotary: Rotary, segments: Segments
+) -> torch.Tensor:
+    """Attention of a tower's layer whose three inputs come from one linear map.
+
+    Args:
+        states: [n_tokens, width].
+        qkv: module from width to three times it: queries, keys, values.
+        proj: module that mixes the heads.
+        n_heads: heads.
+        rotary: turns queries and keys.
+        segments: which tokens attend to one another.
+
+    Shape:
+        returns [n_tokens, width].
+    """
+    query, key, value = qkv(states).view(len(states), 3, n_heads, -1).unbind(1)
+    attended = segments.attend(rotary.turn(query), rotary.turn(key), value)
+    mixed: torch.Tensor = proj(attended.flatten(1))
+    return mixed
+
+
+def merge_order(grids: Sequence[tuple[int, int, int]], merge_size: int) -> np.ndarray:
+    """Row and column of each patch, in the order in which patches are laid out: merged row, merged column, row, column.
+
+    Args:
+        grids: (frames, rows, columns) of each item, patches.
+        merge_size: patches along a side of a merged token.
+
+    Shape:
+        returns [n_patches, 2] int64.
+    """
+    parts = []
+    for frames, rows, columns in grids:
+        places = np.indices((rows, columns)).transpose(1, 2, 0)  # [rows, columns, 2]
+        blocks = places.reshape(rows // merge_size, merge_size, columns // merge_size, merge_size, 2)
+        parts.append(np.tile(blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 2), (frames, 1)))
+    return np.concatenate(parts)
+
+
+def window_order(
+    grids: Sequence[tuple[int, int, int]], *, merge_size: int, window: int
+) -> tuple[np.ndarray, list[int]]:
+    """An order of merged tokens in which each window of a frame stands together, windows of one length next to one another.
+
+    Args:
+        grids: (frames, rows, columns) of each item, patches.
+        merge_size: patches along a side of a merged token.
+        window: merged tokens along a side of a window; those at the right and lower edges are smaller.
+
+    Shape:
+        returns order [n_tokens] int64, indices into the merged tokens as they are laid out, and the length of each window in
+        that order, patches.
+    """
+    owners, count = [], 0
+    for frames, rows, columns in grids:
+        high, wide = rows // merge_size, columns // merge_size
+        across = -(-wide // window)
+        row, column = np.indices((high, wide)) // window
+        frame = (row * across + column).ravel()
+        per_frame = -(-high // window) * across
+        owners.append((np.arange(frames)[:, None] * per_frame + frame).ravel() + count)
+        count += frames * per_frame
+    owner = np.concatenate(owners)  # the window of each merged token
+    sizes = np.bincount(owner, minlength=count)
+    order = np.lexsort((owner, -sizes[owner]))  # stable: tokens of a window stay in their order
+    ranked = np.argsort(-sizes, kind="stable")
+    return order.astype(np.int64), (sizes[ranked] * merge_size**2).tolist()

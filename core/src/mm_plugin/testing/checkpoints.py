@@ -1,0 +1,99 @@
+"""Tiny checkpoints with seeded weights, laid out as released ones are, for a plugin's tests and demo. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+# A few byte pairs that merge across the places where text and template meet.
+_MERGES = ("Ċ Ċ", "Ġ t", "h e", "Ġt he", "i n", "a n", "Ġ a", "o n", "Ġ Ġ", "Ċ Ġ", "e r", "i s")
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level_tokenizer(special_tokens: Sequence[str], **settings: Any) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that splits text as recent models do, with a few merges and a model's special tokens.
+
+    Args:
+        special_tokens: get the ids after the 256 bytes and the merges, in this order.
+        **settings: of `PreTrainedTokenizerFast`, such as `eos_token`, `pad_token` and `chat_template`.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(left, right) for left, right in (pair.split() for pair in _MERGES)]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
+
+
+def fill_weights(state: Mapping[str, torch.Tensor], *, seed: int) -> dict[str, torch.Tensor]:
+    """Weights that depend on name and seed alone, equal on every machine.
+
+    Each tensor is uniform in b - a .. b + a: biases (0.1, 0), norms (0.1, 1), embeddings (1, 0), all else
+    (sqrt(3 / fan_in), 0), where fan_in is the product of all dimensions but the first.
+
+    Args:
+        state: names and shapes; the values are ignored.
+        seed: exclusive-ored with the CRC-32 of each name.
+    """
+    filled = {}
+    for name, tensor in state.items():
+        if name.endswith(".bias"):
+            spread, centre = 0.1, 0.0
+        elif "norm" in name or "ln_q" in name:
+            spread, centre = 0.1, 1.0
+        elif "embed_tokens" in name:
+            spread, centre = 1.0, 0.0
+        else:
+            spread, centre = math.sqrt(3 / math.prod(tensor.shape[1:])), 0.0
+        random = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()) ^ seed)).random(tensor.numel())
+        values = ((random * 2 - 1) * spread + centre).astype(np.float32)
+        filled[name] = torch.from_numpy(values.reshape(tuple(tensor.shape)))
+    return filled
+
+
+def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: int = 1) -> None:
+    """One safetensors file, or several with an index.
+
+    Args:
+        folder: of the checkpoint.
+        state: tensors by the names under which they are stored.
+        shards: files.
+    """
+    metadata = {"format": "pt"}
+    if shards == 1:
+        save_file(dict(state), folder / "model.safetensors", metadata=metadata)
+        return
+    weight_map: dict[str, str] = {}
+    names = sorted(state)
+    for index in range(shards):
+        file = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: state[name] for name in names[index::shards]}
+        save_file(part, folder / file, metadata=metadata)
+        weight_map.update(dict.fromkeys(part, file))
+    total = sum(tensor.nbytes for tensor in state.values())
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON file of a checkpoint."""
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
