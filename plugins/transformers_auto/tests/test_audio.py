@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mm_plugin import AudioSamples, AudioSize, MediaError, Modality, MultimodalInputs, RequestError
+from mm_plugin import AudioSamples, AudioSize, MediaError, Modality, MultimodalInputs, PlaceholderError, RequestError
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import as_tensor
 from mm_plugin.structs import ForwardBatch
@@ -80,3 +80,28 @@ def test_arguments_of_the_feature_extractor(opened: Get) -> None:
     usual = processor.process(FAMILY.prompt(1), audios=given)
     same = processor.process(FAMILY.prompt(1), audios=given, audio_kwargs={"truncation": True})
     assert same.mm_items[0].identity == usual.mm_items[0].identity
+
+
+@pytest.mark.parametrize("length", [400, 16_000, 70_000, 250_000])
+def test_a_sound_in_windows_of_a_model_that_takes_one(
+    length: int, opened: Get, encoder: Get, model: Get, reference: Get
+) -> None:
+    """Several windows of features for one sound, from the model's own `get_audio_features`; its processor cuts long ones."""
+    family = "audioflamingo3"
+    samples = (np.random.default_rng(3).standard_normal(length) * 0.1).astype(np.float32)
+    processor, prompt, whole_model = opened(family), FAMILIES[family].prompt(1), model(family)
+    assert "1 text but 3 audios" in processor.spec.notes["media"]
+    output = processor.process(prompt, audios=[AudioSamples(samples, RATE)])
+    whole = dict(reference(family)(text=[prompt], audio=[samples], sampling_rate=RATE, return_tensors="pt"))
+    assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
+    assert torch.equal(output.mm_items[0].feature, whole["input_features"])
+    ids = torch.from_numpy(output.input_ids)
+    batch = ForwardBatch([MultimodalInputs.from_processor_output(output)], [0], [len(ids)])
+    step = embed_mm_inputs(ids, batch, whole_model.get_input_embeddings(), encoder(family))
+    assert step.failed == ()
+    with torch.no_grad():
+        expected = whole_model(**whole).logits[0]
+        found = whole_model(inputs_embeds=step.input_embeds[None]).logits[0]
+    assert torch.allclose(found, expected, rtol=0, atol=1e-4)
+    with pytest.raises(PlaceholderError, match="1 text but 2 audios"):
+        processor.process(FAMILIES[family].prompt(2), audios=[AudioSamples(samples, RATE)] * 2)

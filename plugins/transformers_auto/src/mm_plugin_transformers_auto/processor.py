@@ -44,6 +44,11 @@ T = TypeVar("T")
 Arguments = dict[str, Any]
 
 
+def _no_settings(*_: Any) -> dict[str, Any]:
+    """A checkpoint's own settings are read by its processor, and are none of these options."""
+    return {}
+
+
 class ImagesOptions(BaseOptions, frozen=True, kw_only=True):
     """Options of models that take images.
 
@@ -53,6 +58,7 @@ class ImagesOptions(BaseOptions, frozen=True, kw_only=True):
             to a fixed number of pixels: a picture of one row would become as many gigabytes as it is long.
     """
 
+    read_settings: ClassVar[Any] = staticmethod(_no_settings)
     images_kwargs: Annotated[Arguments, For.call("image")] = msgspec.field(default_factory=dict)
     max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1), For.load("image")] = 100.0
 
@@ -67,6 +73,7 @@ class AudioOptions(BaseOptions, frozen=True, kw_only=True):
         audio_kwargs: arguments for the processor's audio part, under transformers' own names; of plain values.
     """
 
+    read_settings: ClassVar[Any] = staticmethod(_no_settings)
     audio_kwargs: Annotated[Arguments, For.call("audio")] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

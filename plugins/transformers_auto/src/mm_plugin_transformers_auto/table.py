@@ -29,9 +29,9 @@ test compares it with what is measured. Every checkpoint is a tiny one with rand
 
 - **media**: `one by one` means that a medium is prepared and remembered by itself, whatever stands beside it; `as a whole` that
   what it becomes was seen to depend on the request, which is then prepared together and not remembered.
-- **rows**: of a picture of 161 x 184 pixels (height x width) and one of 337 x 90; of a sound of one second and one of 0.56. They
-  belong to the tiny model: a released one has more.
-- **tokens**: of the whole prompt with both. The ids equal those of the processor, or the page could not be written.
+- **rows**: of a picture of 161 x 184 pixels (height x width) and one of 337 x 90; of a sound of one second and one of 0.56, or of
+  the first alone where a request may have but one. They belong to the tiny model: a released one has more.
+- **tokens**: of the whole prompt with them. The ids equal those of the processor, or the page could not be written.
 - **largest difference**: of the language model's logits from the model's own forward on the same request.
 
 | family | model class | stands for | media | rows | tokens | largest difference |
@@ -68,14 +68,15 @@ def _measure(registry: Registry, family: Family, folder: Path) -> list[str]:
     encoder = registry.load_encoder(folder, plugin="transformers_auto")
     reference = transformers.AutoProcessor.from_pretrained(str(folder), trust_remote_code=False)
     model = getattr(transformers, family.architecture).from_pretrained(str(folder), dtype=torch.float32).eval()
-    prompt, random = family.prompt(2), np.random.default_rng(0)
+    count, random = min(2, family.most), np.random.default_rng(0)
+    prompt = family.prompt(count)
     arguments: dict[str, Any]
     given: dict[str, Any]
     if family.image:
-        images = [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in SIZES]
+        images = [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in SIZES[:count]]
         given, arguments = {"images": images}, {"images": images}
     else:
-        sounds = [(random.standard_normal(count) * 0.1).astype(np.float32) for count in SAMPLES]
+        sounds = [(random.standard_normal(length) * 0.1).astype(np.float32) for length in SAMPLES[:count]]
         given = {"audios": [AudioSamples(samples, 16_000) for samples in sounds]}
         arguments = {"audio": sounds, "sampling_rate": 16_000}
     output = processor.process(prompt, **given)

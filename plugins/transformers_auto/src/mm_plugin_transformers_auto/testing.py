@@ -53,6 +53,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         image: how a picture stands in a prompt; empty where it takes none.
         audio: how a sound stands in a prompt; empty where it takes none.
         needs: packages that its processor cannot be opened without.
+        most: media that its processor takes in one request.
         bos: whether the tokenizer puts a bos token in front.
         tokens: attributes of the tokenizer by name, such as `image_token`.
         shows: what of the family's ways it stands for, for the table of models.
@@ -66,6 +67,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     audio: str = ""
     needs: tuple[str, ...] = ()
+    most: int = 5
     bos: bool = True
     tokens: Mapping[str, str] = {}
     shows: str = ""
@@ -225,6 +227,22 @@ def _qwen2_audio(ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+def _audio_flamingo(ids: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "audio_config": {
+            "model_type": "audioflamingo3_encoder",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "num_mel_bins": 16,
+            "max_source_positions": 200,
+        },
+        "text_config": _llama(ids) | {"model_type": "qwen2"},
+        "audio_token_id": ids["<sound>"],
+    }
+
+
 def _onevision(ids: Mapping[str, int]) -> dict[str, Any]:
     return {
         "vision_config": _siglip_tower(56) | {"vision_use_head": False},
@@ -284,6 +302,15 @@ _SIGLIP = {
     **_sizes(56),
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
+}
+_WHISPER = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 16,
+    "chunk_length": 4,
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "n_fft": 400,
+    "return_attention_mask": True,
 }
 _QWEN = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 16, "merge_size": 2}
 
@@ -445,19 +472,26 @@ FAMILIES: Mapping[str, Family] = {
             config=_qwen2_audio,
             processor={
                 "processor_class": "Qwen2AudioProcessor",
-                "feature_extractor": {
-                    "feature_extractor_type": "WhisperFeatureExtractor",
-                    "feature_size": 16,
-                    "chunk_length": 4,
-                    "sampling_rate": 16000,
-                    "hop_length": 160,
-                    "n_fft": 400,
-                    "return_attention_mask": True,
-                },
+                "feature_extractor": _WHISPER,
             },
             audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
             bos=False,
             shows="sounds",
+        ),
+        Family(
+            name="audioflamingo3",
+            architecture="AudioFlamingo3ForConditionalGeneration",
+            special=("<sound>",),
+            config=_audio_flamingo,
+            processor={
+                "processor_class": "AudioFlamingo3Processor",
+                "feature_extractor": _WHISPER,
+                "max_audio_len": 12,
+            },
+            audio="<sound>",
+            bos=False,
+            most=1,
+            shows="sounds in windows, one of them in a request",
         ),
         Family(
             name="llava_onevision",
