@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from mm_plugin import Modality, MultimodalDataItem, UsageError
+from mm_plugin import Modality, MultimodalDataItem, RequestError, UsageError
 from mm_plugin_transformers_auto.learning import has_mrope
 from mm_plugin_transformers_auto.positions import positions
 from mm_plugin_transformers_auto.testing import FAMILIES, tiny_tokenizer
@@ -66,6 +66,15 @@ def test_positions_equal_those_of_the_models_own_forward(checkpoint: Get, model:
     found, own = positions(items, seq=len(tokens), config=config(checkpoint))
     assert np.array_equal(found, expected[:, 0].numpy())
     assert own == int(delta)
+
+
+def test_a_prompt_that_the_rule_cannot_read_is_the_requests_fault(checkpoint: Get, model: Get) -> None:
+    """Two pictures without anything between them: transformers' rule takes them for one, and raises."""
+    touching = [item(1, (1, 4, 6)), item(7, (1, 2, 2))]
+    with pytest.raises(RequestError, match=r"positions of Qwen3VLModel cannot be told .*between its media"):
+        positions(touching, seq=9, config=config(checkpoint))
+    apart = [item(1, (1, 4, 6)), item(8, (1, 2, 2))]
+    assert positions(apart, seq=10, config=config(checkpoint))[0].shape == (3, 10)
 
 
 def test_a_config_without_such_a_rule_is_refused(checkpoint: Get) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_plugin import Modality, UsageError
+from mm_plugin import Modality, RequestError, UsageError
 from mm_plugin.structs import MultimodalDataItem
 
 _TOKENS = {Modality.IMAGE: "image_token_id", Modality.VIDEO: "video_token_id", Modality.AUDIO: "audio_token_id"}
@@ -29,6 +29,7 @@ def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[
 
     Raises:
         UsageError: transformers has no such rule for the config.
+        RequestError: the rule raises on such a prompt.
     """
     import torch
 
@@ -50,7 +51,15 @@ def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[
             arguments[name] = torch.from_numpy(np.concatenate(given))
         elif name in known:
             arguments[name] = known[name]
-    found, delta = owner.get_rope_index(**arguments)
+    try:
+        found, delta = owner.get_rope_index(**arguments)
+    except Exception as error:
+        # The whole model would raise it on this prompt too: the rule cannot tell media apart that touch, for one.
+        raise RequestError(
+            f"prompt: the positions of {type(owner).__name__} cannot be told for it ({type(error).__name__}); put text or start "
+            "and end tokens between its media",
+            path="prompt",
+        ) from error
     result: np.ndarray = found[:, 0].numpy().astype(np.int64)
     return result, int(delta.reshape(-1)[0])
 
