@@ -17,7 +17,7 @@ from mm_plugin_transformers_auto import encoder as encoder_module
 from mm_plugin_transformers_auto.testing import FAMILIES
 
 Get = Callable[[str], Any]
-HERE = [name for name, family in FAMILIES.items() if not family.needs and name != "mllama"]
+HERE = [name for name, family in FAMILIES.items() if not family.needs and not family.refused]
 
 
 def is_language(name: str) -> bool:
@@ -173,6 +173,31 @@ def test_a_model_that_writes_no_rows_is_found_out(encoder: Get, opened: Get, mon
     monkeypatch.setattr(type(loaded._model.base_model), "forward", lambda self, **_: None)
     with pytest.raises(EncoderError, match="does not reach its language model"):
         loaded.get_audio_feature(output.mm_items)
+
+
+def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
+    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_class = opened("llava")._learnt.model_class
+    forward = model_class.get_image_features
+    registry.load_encoder(checkpoint("llava"))
+    assert "could not be compared" not in caplog.text
+
+    def turned(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return forward(self, *arguments, **keywords).pooler_output[0].flip(0)[None]
+
+    monkeypatch.setattr(model_class, "get_image_features", turned)
+    with pytest.raises(
+        UsageError, match="writes other rows of its images into its text embeddings than get_image_features"
+    ):
+        registry.load_encoder(checkpoint("llava"))
+
+    def fail(self: Any, *_: Any, **__: Any) -> Any:
+        raise IndexError("lost")
+
+    monkeypatch.setattr(model_class, "get_image_features", fail)
+    registry.load_encoder(checkpoint("llava"))
+    assert "could not be compared with what it writes itself: IndexError: lost" in caplog.text
 
 
 def test_rows_that_are_too_few_are_refused(

@@ -20,7 +20,7 @@ from mm_plugin_transformers_auto.testing import FAMILIES, Family, missing_packag
 
 # (height, width): sizes at which token counts of processor and model are known to part ways elsewhere, small and thin ones.
 SIZES = [(161, 184), (337, 90), (20, 1500), (56, 56), (1, 1)]
-PICTURES = [name for name, family in FAMILIES.items() if family.image and name != "mllama"]
+PICTURES = [name for name, family in FAMILIES.items() if family.image and not family.refused]
 HERE = [name for name in PICTURES if not FAMILIES[name].needs]
 WHOLE = {
     "paligemma": "it writes the prompt anew around its images",
@@ -149,6 +149,16 @@ def test_cross_attention_is_refused_with_the_reason(registry: Any, checkpoint: G
     for load in (registry.load_processor, registry.load_encoder):
         with pytest.raises(UsageError, match=r"Mllama.* by cross-attention: no token of a prompt takes a row"):
             load(checkpoint("mllama"))
+
+
+def test_a_model_that_writes_elsewhere_too_is_refused_when_its_weights_are_there(
+    registry: Any, checkpoint: Get
+) -> None:
+    """Ids and rows would be right, and the language model would still see other embeddings than in its own forward."""
+    with pytest.raises(
+        UsageError, match=r"Ovis2.* also writes at the places of '<IMG_START>', '<IMG_GRID>', '<IMG_END>'"
+    ):
+        registry.load_encoder(checkpoint("ovis2"))
 
 
 @pytest.mark.parametrize("family", ["llava_next", "gemma3", "idefics3", "paligemma"])

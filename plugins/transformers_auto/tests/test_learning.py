@@ -176,7 +176,7 @@ def test_a_checkpoint_that_was_opened_before_is_not_learnt_again(
     opened: Get, registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = opened("llava")
-    monkeypatch.setattr(Model, "run", None)
+    monkeypatch.setattr(Model, "__init__", None)
     assert registry.load_encoder(processor.checkpoint).version.startswith("transformers_auto.Llava")
     assert registry.load_processor(processor.checkpoint)._learnt is processor._learnt
 

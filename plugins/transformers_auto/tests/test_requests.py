@@ -30,7 +30,7 @@ from mm_plugin_transformers_auto.learning import Model, Unlike
 from mm_plugin_transformers_auto.testing import FAMILIES, make_checkpoint
 
 Get = Callable[[str], Any]
-HERE = [name for name, family in FAMILIES.items() if not family.needs and family.image and name != "mllama"]
+HERE = [name for name, family in FAMILIES.items() if not family.needs and family.image and not family.refused]
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from mm_plugin import (
 from mm_plugin.encoder import as_tensor
 from mm_plugin_transformers_auto.learning import Kind, Model, join, model_of
 
+logger = logging.getLogger("mm_plugin")
 _LARGE = 1 << 20  # elements
 _METHODS = {Modality.IMAGE: "get_image_features", Modality.AUDIO: "get_audio_features"}
 
@@ -71,7 +73,55 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
                 "the checkpoint nor made by its constructor",
                 argument="checkpoint",
             )
-        return cls(model.eval().requires_grad_(False), learnt, device, dtype, hidden)
+        loaded = cls(model.eval().requires_grad_(False), learnt, device, dtype, hidden)
+        loaded._verify(checkpoint)
+        return loaded
+
+    def _verify(self, checkpoint: Checkpoint) -> None:
+        """Compare rows with what the model itself writes into the embeddings of one prompt: at these places, and at no others.
+
+        Raises:
+            UsageError: it writes elsewhere too, or something else.
+        """
+        for kind in self._learnt.kinds.values():
+            ids, tensors = self._learnt.probe(kind)
+            given = torch.from_numpy(ids)[None].to(self._place)
+            on_device = {name: self._cast(value, index == 0) for index, (name, value) in enumerate(tensors.items())}
+            try:
+                written = self._written(kind, given, on_device)[0]
+                rows, _ = self._rows(kind, on_device, int((ids == kind.row_token).sum()))
+            except Exception as error:
+                logger.warning(
+                    "mm-plugin: rows of %s for %s could not be compared with what it writes itself: %s: %s",
+                    type(self._model).__name__, kind.modality.argument, type(error).__name__, error,
+                )  # fmt: skip
+                continue
+            there = ~torch.isnan(written).any(dim=-1).cpu()  # [n]
+            expected = torch.from_numpy(ids == kind.row_token)
+            other = sorted(set(ids[(there & ~expected).numpy()].tolist()))
+            if other:
+                tokens = ", ".join(
+                    repr(str(self._learnt.tokenizer.convert_ids_to_tokens(index))) for index in other[:3]
+                )
+                raise UsageError(
+                    f"{checkpoint.folder}: {type(self._model).__name__} also writes at the places of {tokens}, which are no rows "
+                    f"of its {kind.modality.argument}: it needs a plugin of its own",
+                    argument="checkpoint",
+                )
+            own = written[there.to(written.device)]
+            close = own.shape == rows.shape and torch.allclose(
+                own, rows, rtol=1e-2, atol=1e-2 * float(rows.abs().max())
+            )
+            if not close:
+                raise UsageError(
+                    f"{checkpoint.folder}: {type(self._model).__name__} writes other rows of its {kind.modality.argument} into "
+                    f"its text embeddings than {_METHODS[kind.modality]} gives: it needs a plugin of its own",
+                    argument="checkpoint",
+                )
+
+    def _cast(self, value: torch.Tensor, is_feature: bool) -> torch.Tensor:
+        moved = value.to(self._place)
+        return moved.to(self._dtype) if is_feature and moved.is_floating_point() else moved
 
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         """Rows [num_tokens, hidden] of each image, from one call of the model's `get_image_features` where they lie together."""
@@ -92,8 +142,9 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         tensors = {}
         for index, name in enumerate(kind.features):
             parts = [as_tensor(item.feature if index == 0 else item.get(name)) for item in items]
-            joined = join([part.to(self._place) for part in parts], kind.axes.get(name, 0))
-            tensors[name] = joined.to(self._dtype) if index == 0 and joined.is_floating_point() else joined
+            tensors[name] = self._cast(
+                join([part.to(self._place) for part in parts], kind.axes.get(name, 0)), index == 0
+            )
         counts = [item.num_tokens for item in items]
         with torch.inference_mode():
             rows, deepstack = self._rows(kind, tensors, sum(counts))
@@ -140,17 +191,25 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
             # Some models take a lone token for one that has yet to be expanded, and do that by themselves.
             twice = {name: join([value, value], kind.axes.get(name, 0)) for name, value in tensors.items()}
             return self._written_rows(kind, twice, 2)[:1]
-        ids = torch.full((1, count), kind.row_token, device=self._place)
+        rows = self._written(kind, torch.full((1, count), kind.row_token, device=self._place), tensors)[0]
+        if torch.isnan(rows).any():
+            raise EncoderError(
+                f"{type(self._model).__name__} writes no rows of its {kind.modality.argument} into its text embeddings",
+                **self.blame,
+            )
+        return rows
+
+    def _written(self, kind: Kind, ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The embeddings [1, n, hidden] with which the model would enter its language model; NaN where it writes nothing."""
+        model, marks = self._model.base_model, (ids == kind.row_token).int()
+        known = {"mm_token_type_ids": marks * int(kind.modality), "token_type_ids": marks}
+        taken = inspect.signature(model.forward).parameters
+        extra = {name: value for name, value in known.items() if name in taken}
         try:
-            self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), **tensors)
+            with torch.inference_mode():
+                model(input_ids=ids, attention_mask=torch.ones_like(ids), **extra, **tensors)
         except _Entered as entered:
-            rows = entered.embeds.reshape(-1, entered.embeds.shape[-1])
-            if torch.isnan(rows).any():
-                raise EncoderError(
-                    f"{type(self._model).__name__} writes no rows of its {kind.modality.argument} into its text embeddings",
-                    **self.blame,
-                ) from None
-            return rows
+            return entered.embeds
         raise EncoderError(f"{type(self._model).__name__} does not reach its language model", **self.blame)
 
 

@@ -74,6 +74,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         features: names of the tensors that it gives, the one that the encoder reads first.
         surround: text that it writes before and behind the tokens of a medium.
         axes: by name, the axis along which the tensors of several media lie.
+        example: a prompt for one medium.
     """
 
     modality: Modality
@@ -82,6 +83,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     features: tuple[str, ...]
     surround: tuple[str, str] = ("", "")
     axes: Mapping[str, int] = {}
+    example: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -305,26 +307,44 @@ class Model:
         medium = probe_medium(modality, 0, self)
         faults: list[Exception] = []
         for placeholder in self._placeholders(modality):
-            kind = Kind(modality=modality, placeholder=placeholder, row_token=row_token, features=())
+            kind = Kind(
+                modality=modality, placeholder=placeholder, row_token=row_token, features=(), example=placeholder
+            )
             try:
                 tried = self.alone(kind, medium, {})
             except (ProcessorRaised, SizeError) as error:
                 faults.append(error)
             except Unlike as error:
                 faults.append(error)
-                with contextlib.suppress(ProcessorRaised):
-                    out = self.run(placeholder, {modality: [medium]}, {})
-                    if np.any(_ids_of(out) == row_token):  # in another place than its own, but it is there
+                # In another place than its own, but it is there; with or without a placeholder.
+                for text in ("a", placeholder):
+                    out = self._ids_with(text, modality, medium, row_token)
+                    if out is not None:
                         self.unlike = self.unlike or str(error)
-                        return msgspec.structs.replace(kind, features=self._features(modality, out))
+                        return msgspec.structs.replace(kind, features=self._features(modality, out), example=text)
             else:
                 features = self._features(modality, tried.tensors)
                 return msgspec.structs.replace(kind, features=features, surround=tried.surround)
-        why = str(faults[-1]) if faults else "its tokenizer has no token for it"
+        token = str(self.tokenizer.convert_ids_to_tokens(row_token))
+        out = self._ids_with("a", modality, medium, row_token)
+        if out is not None:
+            self.unlike = self.unlike or f"it finds the places of {modality.argument} itself"
+            features = self._features(modality, out)
+            return Kind(modality=modality, placeholder=token, row_token=row_token, features=features, example="a")
+        why = str(faults[0]) if faults else "its tokenizer has no token that stands for one"
         raise UsageError(
-            f"{self.opened.author} cannot prepare {modality.argument} of a prompt that holds nothing else: {why}",
+            f"{self.opened.author} cannot prepare {modality.argument}: {why} (the model's config says that their rows take the "
+            f"places of {token!r})",
             argument="checkpoint",
         )
+
+    def _ids_with(self, text: str, modality: Modality, medium: Any, row_token: int) -> dict[str, Any] | None:
+        """What the processor gives for a medium beside a text; None where it raises or no token takes a row."""
+        try:
+            out = self.run(text, {modality: [medium]}, {})
+        except ProcessorRaised:
+            return None
+        return out if np.any(_ids_of(out) == row_token) else None
 
     def _features(self, modality: Modality, out: Mapping[str, Any]) -> tuple[str, ...]:
         """The tensors that the processor declares for a modality and gives, the one that its part names first in front."""
@@ -479,6 +499,15 @@ class Model:
         made: dict[str, np.ndarray]
         made, _ = self._layouts.get_or_compute(key, make, lambda fields: sum(value.nbytes for value in fields.values()))
         return made
+
+    def probe(self, kind: Kind) -> tuple[np.ndarray, Tensors]:
+        """Ids and tensors of a prompt with one made-up medium, in the order of the kind's features.
+
+        Shape:
+            returns ids [n] int64.
+        """
+        out = self.run(kind.example, {kind.modality: [probe_medium(kind.modality, 0, self)]}, {})
+        return _ids_of(out), {name: out[name] for name in kind.features}
 
     @cached_property
     def digest(self) -> str:

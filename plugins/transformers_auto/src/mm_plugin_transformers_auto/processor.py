@@ -193,7 +193,7 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
         """Whether the processor still does what it did when the model was opened."""
         learnt = self._learnt
         medium = probe_medium(kind.modality, 0, learnt)
-        return self._works(lambda: learnt.run(kind.placeholder, {kind.modality: [medium]}, {}))
+        return self._works(lambda: learnt.run(kind.example, {kind.modality: [medium]}, {}))
 
     @staticmethod
     def _works(step: Callable[[], Any]) -> bool:

@@ -53,6 +53,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         image: how a picture stands in a prompt; empty where it takes none.
         audio: how a sound stands in a prompt; empty where it takes none.
         needs: packages that its processor cannot be opened without.
+        refused: whether it is refused, as what it does is nothing that this interface can give.
         most: media that its processor takes in one request.
         bos: whether the tokenizer puts a bos token in front.
         tokens: attributes of the tokenizer by name, such as `image_token`.
@@ -67,6 +68,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     audio: str = ""
     needs: tuple[str, ...] = ()
+    refused: bool = False
     most: int = 5
     bos: bool = True
     tokens: Mapping[str, str] = {}
@@ -177,6 +179,18 @@ def _idefics2(ids: Mapping[str, int]) -> dict[str, Any]:
         },
         "text_config": _llama(ids) | {"model_type": "mistral"},
         "image_token_id": ids["<image>"],
+    }
+
+
+def _ovis2(ids: Mapping[str, int]) -> dict[str, Any]:
+    marks = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+    return {
+        "vision_config": {"image_size": 56, "patch_size": 14, "hidden_stride": 2, "vocab_size": 70, **_VISION},
+        "text_config": _llama(ids) | {"model_type": "qwen2"},
+        "image_token_id": ids["<IMG_ATOM>"],
+        "visual_indicator_token_ids": [ids[mark] for mark in marks],
+        "vocab_size": len(ids) + 5,
+        "hidden_size": 32,
     }
 
 
@@ -449,6 +463,26 @@ FAMILIES: Mapping[str, Family] = {
             shows="tiles with a marker each",
         ),
         Family(
+            name="ovis2",
+            architecture="Ovis2ForConditionalGeneration",
+            special=("<image>", "<IMG_START>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+            config=_ovis2,
+            processor={
+                "processor_class": "Ovis2Processor",
+                "image_processor": {
+                    "image_processor_type": "Ovis2ImageProcessor",
+                    "crop_to_patches": False,
+                    **_sizes(56),
+                    **_MEAN_STD,
+                },
+                "image_seq_length": 4,
+                "image_token": "<image>",
+            },
+            image="<image>",
+            refused=True,
+            shows="a model that writes at the places of its marks too",
+        ),
+        Family(
             name="mllama",
             architecture="MllamaForConditionalGeneration",
             special=("<|image|>",),
@@ -463,6 +497,7 @@ FAMILIES: Mapping[str, Family] = {
                 },
             },
             image="<|image|>",
+            refused=True,
             shows="cross-attention: no token takes a row",
         ),
         Family(
