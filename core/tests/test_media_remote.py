@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,13 @@ import trustme
 from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
-from mm_plugin.media import open_image, remote
+from mm_plugin.media import ImageSource, Medium, open_image, remote
 from mm_plugin.media.remote import fetch, fetch_async
+from mm_plugin.placeholders import Replacement
+from mm_plugin.processor import BaseOptions, ModelProcessor
 from mm_plugin.settings import Settings
+from mm_plugin.spec import ModelSpec
+from mm_plugin.structs import Modality
 
 PATH = "images[1]"
 HOST = "media.test"
@@ -1052,3 +1056,87 @@ def test_a_traceback_holds_no_url(serve: Callable[..., Server], names: Names) ->
     for url in (f"http://{HOST}:{server.port}/secret", f"http://{HOST}/secret\n"):
         error = refused(sync_door, url, limits(server))
         assert "secret" not in "".join(traceback.format_exception(error))
+
+
+# --- requests ----------------------------------------------------------------------------------------------------------
+
+
+class Heights(ModelProcessor):
+    """A row for each row of pixels."""
+
+    Options = BaseOptions
+
+    def context(self, counts: Any) -> None:
+        return None
+
+    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
+        return {"rows": size.height}
+
+    def prepare(self, medium: Medium, layout: Any, options: Any) -> np.ndarray:
+        return medium.pixels.copy()
+
+    def replacement(self, layout: Any) -> Replacement:
+        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
+
+
+HEIGHTS = ModelSpec(
+    name="heights",
+    output_version=1,
+    modalities=(Modality.IMAGE,),
+    placeholders={Modality.IMAGE: "<image>"},
+    fields={Modality.IMAGE: ("rows",)},
+    padding="runs",
+    processor="heights:Heights",
+    encoder="heights:Encoder",
+)
+
+
+@pytest.mark.parametrize("as_async", [False, True], ids=["sync", "async"])
+def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
+    serve: Callable[..., Server],
+    names: Names,
+    open_words: Callable[..., ModelProcessor],
+    monkeypatch: pytest.MonkeyPatch,
+    as_async: bool,
+) -> None:
+    pixels = np.full((3, 4, 3), 7, dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    good, bad = serve(ok(buffer.getvalue())), serve(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+    settings = limits(good, bad)
+    processor = open_words(
+        Heights, HEIGHTS, allowed_hosts=settings.allowed_hosts, private_hosts=settings.private_hosts, fetch_seconds=20.0
+    )
+    loop_threads: list[int] = []
+
+    def run(images: Sequence[Any]) -> Any:
+        if not as_async:
+            return processor.process("<image> " * len(images), images)
+
+        async def call() -> Any:
+            loop_threads.append(threading.get_ident())
+            return await processor.process_async("<image> " * len(images), images)
+
+        return asyncio.run(call())
+
+    url = f"http://{HOST}:{good.port}/a.png"
+    output = run([url, buffer.getvalue(), url])
+    assert [item.num_tokens for item in output.mm_items] == [3, 3, 3]
+    assert len({item.identity for item in output.mm_items}) == 1  # a URL is what lies behind it
+    with pytest.raises(MediaError) as caught:
+        run([url, f"http://{HOST}:{bad.port}/b.png", "missing.png"])
+    assert (caught.value.path, caught.value.reason) == ("images[1]", "url")
+    if as_async:
+        # What is fetched is waited for on the loop; what is decoded is not decoded there.
+        decoded: list[int] = []
+        original = ImageSource.decode
+        monkeypatch.setattr(
+            ImageSource,
+            "decode",
+            lambda self, **named: (decoded.append(threading.get_ident()), original(self, **named))[1],
+        )
+        other = io.BytesIO()
+        Image.fromarray(pixels + 1).save(other, "PNG")
+        run([url, other.getvalue()])
+        assert decoded
+        assert loop_threads[-1] not in decoded

@@ -230,7 +230,14 @@ def test_grounding_is_the_callers_to_vouch_for(compact: ModelProcessor) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [[{"role": "user"}], [{"content": "x"}], ["x"], [{"role": "assistant", "content": ["<image>"]}]]
+    "messages",
+    [
+        [{"role": "user"}],
+        [{"content": "x"}],
+        ["x"],
+        [{"role": "assistant", "content": ["<image>"]}],
+        [{"role": "user", "content": "\ud800"}],
+    ],
 )
 def test_a_conversation_that_is_none_is_the_requests_fault(compact: ModelProcessor, messages: list[Any]) -> None:
     with pytest.raises(RequestError):

@@ -26,6 +26,8 @@ from mm_plugin import (
 )
 from mm_plugin.cli.main import main
 from mm_plugin.cli.picture import draw
+from mm_plugin.errors import SpanError
+from mm_plugin.placeholders import pad_input_ids
 from mm_plugin.testing import CallCounter, embed_in_chunks
 from mm_plugin_deepseekvl2.demo import DeepseekVL2Demo
 from mm_plugin_deepseekvl2.testing import make_checkpoint, tiny_config, tiny_settings
@@ -173,6 +175,22 @@ def test_expanded_ids_give_the_same_request(processor: ModelProcessor, noisy: An
     assert [item.offsets for item in again.mm_items] == [item.offsets for item in output.mm_items]
     with pytest.raises(PlaceholderError):
         processor.process(output.input_ids[:-1], images, expanded=True)
+
+
+def test_ids_without_offsets_are_padded_by_runs_where_images_do_not_touch(
+    processor: ModelProcessor, noisy: Any
+) -> None:
+    images = [noisy(96, 100), noisy(48, 48)]
+    for prompt, told_apart in (("a<image> <image>", True), ("a<image><image>", False)):
+        output = processor.process(prompt, images)
+        for item in output.mm_items:
+            item.offsets = []
+        arguments = (processor.spec, processor.special_tokens, output.input_ids, output.mm_items)
+        if told_apart:
+            assert np.array_equal(pad_input_ids(*arguments), output.padded_input_ids)
+        else:
+            with pytest.raises(SpanError, match="1 runs"):
+                pad_input_ids(*arguments)
 
 
 def test_async_equals_sync(processor: ModelProcessor, noisy: Any) -> None:

@@ -89,7 +89,7 @@ def conversation_ids(
         returns [n] int64, unexpanded.
 
     Raises:
-        RequestError: a message has no text, a role is unknown, or an answer holds an image.
+        RequestError: a message has no text or text that cannot be encoded, a role is unknown, or an answer holds an image.
     """
     for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -104,8 +104,8 @@ def conversation_ids(
         text = tokenizer.apply_chat_template(
             list(messages), chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=inference_mode
         )
+        return encode_rendered(tokenizer, text)
     except Exception as error:
         raise RequestError(
             f"messages: the conversation format refuses them ({type(error).__name__}: {error})", path="messages"
         ) from error
-    return encode_rendered(tokenizer, text)

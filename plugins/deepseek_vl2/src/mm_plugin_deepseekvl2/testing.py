@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from mm_plugin.testing.checkpoints import fill_weights, write_json, write_tensors
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config
 from mm_plugin_deepseekvl2.conversation import PAD
 from mm_plugin_deepseekvl2.encoder import DeepseekVL2Tower
 
+# Learned rows and positions, of weights that are neither biases nor norms nor maps.
+_SPREADS = {"image_newline": 1.0, "view_seperator": 1.0, "pos_embed": 0.5, "latent": 0.5}
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 # Of the released models, (columns, rows): every grid of at most nine tiles. Of equals the first is chosen, so the order counts.
 TILE_GRIDS = (
@@ -128,34 +126,6 @@ def language_config(config: Mapping[str, Any]) -> LlamaConfig:
     return LlamaConfig(**{name: config["language_config"][name] for name in names + rest}, tie_word_embeddings=False)
 
 
-def fill_weights(state: Mapping[str, torch.Tensor], *, seed: int) -> dict[str, torch.Tensor]:
-    """Weights that depend on name and seed alone, equal on every machine.
-
-    Each tensor is uniform in b - a .. b + a: biases (0.1, 0), norms (0.1, 1), embeddings and the two learned rows (1, 0),
-    positions (0.5, 0), all else (sqrt(3 / fan_in), 0), where fan_in is the product of all dimensions but the first.
-
-    Args:
-        state: names and shapes; the values are ignored.
-        seed: exclusive-ored with the CRC-32 of each name.
-    """
-    filled = {}
-    for name, tensor in state.items():
-        if name in ("image_newline", "view_seperator") or "embed_tokens" in name:
-            spread, centre = 1.0, 0.0
-        elif name.endswith(".bias"):
-            spread, centre = 0.1, 0.0
-        elif "norm" in name:
-            spread, centre = 0.1, 1.0
-        elif "pos_embed" in name or "latent" in name:
-            spread, centre = 0.5, 0.0
-        else:
-            spread, centre = math.sqrt(3 / math.prod(tensor.shape[1:])), 0.0
-        random = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()) ^ seed)).random(tensor.numel())
-        values = ((random * 2 - 1) * spread + centre).astype(np.float32)
-        filled[name] = torch.from_numpy(values.reshape(tuple(tensor.shape)))
-    return filled
-
-
 def make_checkpoint(
     folder: str | Path,
     *,
@@ -184,9 +154,11 @@ def make_checkpoint(
         settings = tiny_settings(image_size=config["vision_config"].get("image_size", 384))
     tokenizer = byte_level_tokenizer() if tokenizer is None else tokenizer
     tokenizer.save_pretrained(str(folder))
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "processor_config.json", settings)
-    _write_tensors(folder, fill_weights(whole_state(config), seed=seed) if state is None else state, shards)
+    write_json(folder / "config.json", config)
+    write_json(folder / "processor_config.json", settings)
+    if state is None:
+        state = fill_weights(whole_state(config), seed=seed, spreads=_SPREADS)
+    write_tensors(folder, state, shards=shards, digits=6)
     return folder
 
 
@@ -213,23 +185,3 @@ def _pooling_head(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         shapes |= {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
     shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
     return {f"vision.attn_pool.{name}": torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
-def _write_tensors(folder: Path, state: Mapping[str, torch.Tensor], shards: int) -> None:
-    metadata = {"format": "pt"}
-    if shards == 1:
-        save_file(dict(state), folder / "model.safetensors", metadata=metadata)
-        return
-    weight_map: dict[str, str] = {}
-    names = sorted(state)
-    for index in range(shards):
-        file = f"model-{index + 1:05d}-of-{shards:06d}.safetensors"
-        part = {name: state[name] for name in names[index::shards]}
-        save_file(part, folder / file, metadata=metadata)
-        weight_map.update(dict.fromkeys(part, file))
-    total = sum(tensor.nbytes for tensor in state.values())
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
