@@ -125,8 +125,7 @@ class Model:
         if getattr(opened.processor, "chat_template", None):
             self.tokenizer.chat_template = opened.processor.chat_template
         self._layouts = ComputeCache(MemoryStore(LAYOUT_BYTES))
-        self._tried: dict[bytes, str | None] = {}
-        self._lock = threading.Lock()
+        self._tried = ComputeCache(MemoryStore(1024))  # entries of one byte each, so that the capacity is their number
         self.unlike: str | None = None
         self.kinds = self._learn_kinds()
         if not self.kinds:
@@ -183,15 +182,13 @@ class Model:
             Unlike: the processor changes the prompt elsewhere too.
             SizeError: no token stands for the medium.
         """
-        edge, edge_id = self._edge
+        edge, _ = self._edge
+        before, behind = self._plain
         out = self.run(edge + kind.placeholder + edge, {kind.modality: [medium]}, {kind.modality: kwargs})
         ids = _ids_of(out)
-        plain = np.asarray(self.tokenizer(edge + edge)["input_ids"], dtype=np.int64)
-        first = int(np.flatnonzero(plain == edge_id)[0])
-        before, behind = plain[: first + 1], plain[first + 1 :]
         inside = ids[len(before) : len(ids) - len(behind)]
         stays = np.array_equal(ids[: len(before)], before) and np.array_equal(ids[len(ids) - len(behind) :], behind)
-        if not stays or len(ids) < len(plain):
+        if not stays or len(ids) < len(before) + len(behind):
             raise Unlike(f"it writes the prompt anew around its {kind.modality.argument}")
         if not np.any(inside == kind.row_token):
             raise SizeError("no token stands for a medium of this size")
@@ -217,9 +214,8 @@ class Model:
 
     def _check_edges(self, placeholder: str, core: np.ndarray) -> None:
         """A token that takes up spaces beside it must do so before and after it is replaced."""
-        added = self.tokenizer.added_tokens_decoder
-        given = added.get(self.tokenizer.convert_tokens_to_ids(placeholder))
-        left, right = added.get(int(core[0])), added.get(int(core[-1]))
+        given = self._added.get(self.tokenizer.convert_tokens_to_ids(placeholder))
+        left, right = self._added.get(int(core[0])), self._added.get(int(core[-1]))
         if given is None or left is None or right is None:
             raise Unlike("its placeholder is no added token")
         if given.lstrip != left.lstrip or given.rstrip != right.rstrip or given.single_word or given.normalized:
@@ -239,8 +235,20 @@ class Model:
         raise Unlike("its tokenizer has no special token beside those of media")
 
     @cached_property
+    def _plain(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of two edges with nothing between them: up to the first, and from the second on."""
+        edge, edge_id = self._edge
+        ids = np.asarray(self.tokenizer(edge + edge)["input_ids"], dtype=np.int64)
+        first = int(np.flatnonzero(ids == edge_id)[0])
+        return ids[: first + 1], ids[first + 1 :]
+
+    @cached_property
+    def _added(self) -> Mapping[int, Any]:
+        return dict(self.tokenizer.added_tokens_decoder)
+
+    @cached_property
     def _added_ids(self) -> np.ndarray:
-        return np.array(sorted(self.tokenizer.added_tokens_decoder), dtype=np.int64)
+        return np.array(sorted(self._added), dtype=np.int64)
 
     @property
     def sampling_rate(self) -> int:
@@ -383,17 +391,17 @@ class Model:
 
     def check_kwargs(self, kwargs: Mapping[Modality, Kwargs]) -> str | None:
         """Why media cannot be prepared one by one with these arguments, tried once for each; None where they can."""
+
+        def attempt() -> tuple[str | None]:
+            try:
+                self._try_together(kwargs)
+            except (Unlike, SizeError) as error:
+                return (str(error),)
+            return (None,)
+
         key = digest(frame([[int(modality), dict(given)] for modality, given in sorted(kwargs.items())]))
-        with self._lock:
-            if key not in self._tried:
-                if len(self._tried) >= 1024:
-                    self._tried.pop(next(iter(self._tried)))
-                try:
-                    self._try_together(kwargs)
-                    self._tried[key] = None
-                except (Unlike, SizeError) as error:
-                    self._tried[key] = str(error)
-            return self._tried[key]
+        found: tuple[tuple[str | None], bool] = self._tried.get_or_compute(key, attempt, lambda _: 1)
+        return found[0][0]
 
     def _try_together(self, kwargs: Mapping[Modality, Kwargs]) -> None:
         """Compare prompts of one, two and three media with what is put together from each alone, and pictures with blank ones.
