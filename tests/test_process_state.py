@@ -37,7 +37,11 @@ from mm_plugin_deepseekvl2.testing import make_checkpoint as make_tiled
 from mm_plugin_qwen2vl.testing import make_checkpoint
 tiled = make_tiled(tempfile.mkdtemp())
 folder = make_checkpoint(tempfile.mkdtemp())
+from transformers.models.llava import modeling_llava
+from mm_plugin_transformers_auto.testing import make_checkpoint as make_other
+other = make_other(tempfile.mkdtemp(), "llava")
 transformers.AutoTokenizer.from_pretrained(str(folder))
+transformers.AutoProcessor.from_pretrained(str(other))
 before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
@@ -47,6 +51,9 @@ with mm_plugin.discover() as registry:
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     output = processor.process(slot * 2, [data for _, data in photographs()])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 64)), encoder, size=50)
+    fallback, tower = registry.load_processor(other), registry.load_encoder(other)
+    output = fallback.process("<image> <image>", [data for _, data in photographs()])
+    embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 32)), tower, size=50)
     processor, encoder = registry.load_processor(tiled), registry.load_encoder(tiled)
     output = processor.process("<image>", [photographs()[0][1]])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 24)), encoder, size=500)

@@ -329,6 +329,16 @@ def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
     assert error.argument == "checkpoint"
 
 
+def test_tensors_are_read_by_their_whole_names(folder: Path) -> None:
+    save_file({"a.x": torch.ones(2), "a.y": torch.ones(3, dtype=torch.int64)}, folder / "model.safetensors")
+    opened = Checkpoint.open(folder)
+    found = opened.read_tensors(["a.x"], dtype=torch.bfloat16)
+    assert list(found) == ["a.x"]
+    assert found["a.x"].dtype == torch.bfloat16
+    assert opened.read_tensors(["a.y"], dtype=torch.bfloat16)["a.y"].dtype == torch.int64
+    refused(lambda: opened.read_tensors(["a.x", "a.z"]), "no tensor 'a.z'", str(folder))
+
+
 # --- what a plugin may say of a folder ----------------------------------------------------------------------------------
 
 

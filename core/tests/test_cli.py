@@ -41,6 +41,11 @@ def test_list_shows_a_plugin_without_importing_it(site: Any) -> None:
     assert site.imports("mm_plugin_good") == 0
 
 
+def test_list_says_what_a_fallback_is_for(site: Any) -> None:
+    site.install("mm-plugin-any", plugin="any", fallback=["any"])
+    assert "(fallback)" in " ".join(command(site, "list").stdout.split())
+
+
 def test_list_as_json_holds_every_record(site: Any) -> None:
     site.install("mm-plugin-good", architectures=["GoodForConditionalGeneration"])
     found = record(command(site, "list", "--json"), "mm_plugin_good")

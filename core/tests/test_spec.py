@@ -34,6 +34,8 @@ ALLOWED: list[dict[str, Any]] = [
     {"padding": "tiny.padding:pad", "token_pairs": ()},
     {"positions": "tiny:positions", "tokenizer": "tiny:open", "embed": "a.b.c:embed", "demo": "tiny.demo:Demo"},
     {"fields": {IMAGE: ()}},
+    {"surround": {IMAGE: ("\n", "")}, "notes": {"processor": "TinyProcessor"}},
+    {"specialise": "tiny:specialise", "modalities": (), "placeholders": {}, "fields": {}},
     {"fields": OrderedDict({IMAGE: ("a", "b")})},
     {
         "modalities": (VIDEO, IMAGE),
@@ -44,6 +46,14 @@ ALLOWED: list[dict[str, Any]] = [
 # change -> words that the message must hold
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name"),
+    ({"surround": {VIDEO: ("", "")}}, "surround"),
+    ({"surround": {IMAGE: "\n"}}, "surround"),
+    ({"surround": {IMAGE: ("\n",)}}, "surround"),
+    ({"surround": {IMAGE: ("\n", None)}}, "surround"),
+    ({"notes": {"processor": 1}}, "notes"),
+    ({"notes": ("processor",)}, "notes"),
+    ({"specialise": "tiny.specialise"}, "specialise"),
+    ({"specialise": "tiny:specialise", "modalities": ()}, "placeholders"),
     ({"name": "tiny vl"}, "name"),
     ({"name": "tiny/vl"}, "name"),
     ({"name": "tiny\n"}, "name"),

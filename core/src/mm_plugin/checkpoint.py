@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,27 +174,48 @@ class Checkpoint:
         Raises:
             UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
         """
-        from safetensors import SafetensorError, safe_open
-
         prefixes, unread = tuple(prefixes), tuple(unread)
-        by_file: dict[Path, list[tuple[str, str]]] = {}
-        for name, file in self.tensor_names().items():
+        wanted: dict[str, str] = {}
+        for name in self.tensor_names():
             prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
             if prefix is not None and not name.startswith(unread):
-                by_file.setdefault(file, []).append((name, name.removeprefix(prefix) if strip else name))
+                wanted[name] = name.removeprefix(prefix) if strip else name
+        twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
+        if twice:
+            raise UsageError(f"tensor {twice[0]!r} stands twice under {prefixes}", argument="checkpoint")
+        if not wanted:
+            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
+        found = self.read_tensors(wanted, device=device, dtype=dtype)
+        return {wanted[name]: tensor for name, tensor in found.items()}
+
+    def read_tensors(self, names: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
+        """Tensors by their whole names; no other tensor's bytes are read.
+
+        Args:
+            names: as `tensor_names` gives them.
+            device: as for `tensors`.
+            dtype: as for `tensors`.
+
+        Raises:
+            UsageError: there is no such tensor, or a file cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        files = self.tensor_names()
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            if name not in files:
+                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
+            by_file.setdefault(files[name], []).append(name)
         found: dict[str, Any] = {}
-        for file, names in by_file.items():
+        for file, inside in by_file.items():
             try:
                 with safe_open(file, framework="pt", device=str(device)) as opened:
-                    for name, short in names:
-                        if short in found:
-                            raise UsageError(f"tensor {short!r} stands twice under {prefixes}", argument="checkpoint")
+                    for name in inside:
                         tensor = opened.get_tensor(name)
-                        found[short] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+                        found[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
             except (SafetensorError, OSError) as error:
                 raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
-        if not found:
-            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
         return found
 
     def _weights_folder(self) -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import PlaceholderError, RequestError
+from mm_plugin.errors import PlaceholderError, RequestError, UsageError
 from mm_plugin.media import VideoFrames
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.structs import Modality, as_ids
@@ -76,9 +76,17 @@ class PromptReader:
         tokenizer: as transformers opens it.
         placeholders: by modality, the id of the token that stands for one medium.
         vocabulary: ids from 0 to this, exclusive, may stand in a prompt; those of the tokenizer where None.
+        surround: by modality, text that is written before and behind each placeholder; see `ModelSpec.surround`.
     """
 
-    def __init__(self, tokenizer: Any, placeholders: Mapping[Modality, int], *, vocabulary: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        placeholders: Mapping[Modality, int],
+        *,
+        vocabulary: int | None = None,
+        surround: Mapping[Modality, tuple[str, str]] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._placeholders = dict(placeholders)
@@ -92,6 +100,11 @@ class PromptReader:
         self._first_characters = {token[0] for token in self._protected}
         longest_first = sorted(self._protected, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._surround = {
+            str(tokenizer.convert_ids_to_tokens(self._placeholders[modality])): texts
+            for modality, texts in (surround or {}).items()
+            if any(texts)
+        }
         self._run_tokenizer: Any = None
         self._lock = threading.Lock()
 
@@ -110,9 +123,8 @@ class PromptReader:
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
-            ids = self._encode(prompt)
+            self._check_text(prompt)
+            ids = self._encode(self._surrounded(prompt))
         elif _is_messages(prompt):
             messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
             ids = self._encode_messages(messages)
@@ -121,12 +133,66 @@ class PromptReader:
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
                 # A sentinel among them would be taken for another request's image by the prefix cache.
                 raise RequestError(f"prompt: token ids must be from 0 to {self._vocabulary - 1}", path="prompt")
+            if not expanded:
+                ids = self._surrounded_ids(ids)
         slots: list[tuple[Slot, Modality]] = []
         if not expanded:
             for modality, token in self._placeholders.items():
                 slots += [(slot, modality) for slot in find_slots(ids, token)]
             slots.sort(key=lambda pair: pair[0].start)
         return TokenizedPrompt(ids, slots, media)
+
+    def read_text(self, prompt: Any) -> tuple[str, bool, dict[Modality, list[Any]]]:
+        """A prompt as text, for models that find the places of media by themselves.
+
+        Args:
+            prompt: text, or chat messages in the OpenAI content-part shape.
+
+        Returns:
+            The text, whether a chat template rendered it, and the media inside the messages.
+
+        Raises:
+            RequestError: as for `read`, and messages in which a client's text reads as a token of the model.
+            UsageError: it is neither.
+        """
+        media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
+        if isinstance(prompt, str):
+            self._check_text(prompt)
+            return prompt, False, media
+        if not _is_messages(prompt):
+            raise UsageError("this model takes text or messages, not token ids", argument="prompt")
+        messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
+        ids, text = self._encode_messages(messages), self._render(messages)
+        if not np.array_equal(ids, self._encode(self._surrounded(text), rendered=True)):
+            raise RequestError(
+                "messages: text in them reads as a special token of the model, which takes its prompt as text",
+                path="messages",
+            )
+        return text, True, media
+
+    def _check_text(self, prompt: str) -> None:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
+
+    def _surrounded(self, text: str) -> str:
+        """The text with what the model writes around each placeholder."""
+        for token, (before, behind) in self._surround.items():
+            text = text.replace(token, before + token + behind)
+        return text
+
+    def _surrounded_ids(self, ids: np.ndarray) -> np.ndarray:
+        """As `_surrounded`, for ids: there is no text with which a tokenizer could join it."""
+        for token, texts in self._surround.items():
+            before, behind = (self._encode(text, rendered=True) for text in texts)
+            places = np.flatnonzero(ids == self._tokenizer.convert_tokens_to_ids(token))
+            for place in places[::-1]:
+                ids = np.concatenate([ids[:place], before, ids[place : place + 1], behind, ids[place + 1 :]])
+        return ids
+
+    def surrounding(self, modality: Modality) -> int:
+        """Tokens of the text around one placeholder, where it stands alone."""
+        token = str(self._tokenizer.convert_ids_to_tokens(self._placeholders[modality]))
+        return sum(len(self._encode(text, rendered=True)) for text in self._surround.get(token, ()))
 
     def _encode(self, text: str, *, rendered: bool = False) -> np.ndarray:
         if not rendered:
@@ -152,7 +218,7 @@ class PromptReader:
         """
         text = self._render(messages)
         if self._split is None:
-            return self._encode(text, rendered=True)
+            return self._encode(self._surrounded(text), rendered=True)
         for choose in (self._any_first_character, self._whole_tokens):
             masked = _Mask(choose, self._whole_tokens)
             try:
@@ -163,6 +229,8 @@ class PromptReader:
                 break
         else:
             raise RequestError("messages: the chat template changes with the special tokens in them", path="messages")
+        # A stand-in hides a client's placeholder, so that nothing is written around what is only text.
+        text, veiled = self._surrounded(text), self._surrounded(veiled)
         ids = self._encode(text, rendered=True)
         if not masked.used:
             return ids
