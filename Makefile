@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DISTRIBUTIONS := core plugins/qwen2_vl plugins/qwen2_5_vl
+DISTRIBUTIONS := core plugins/qwen2_vl plugins/qwen2_5_vl plugins/deepseek_vl2 plugins/transformers_auto
 STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-slow check format bench wheels clean
+.PHONY: setup demo test test-slow check format bench tables wheels clean
 
 setup: $(STAMP)
 
@@ -21,7 +21,7 @@ $(STAMP): Makefile requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/mm-plugin demo --picture out/demo.png
+	$(BIN)/mm-plugin demo --model qwen2_vl --picture out/demo.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -41,6 +41,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+tables: $(STAMP)
+	$(BIN)/python -m mm_plugin_transformers_auto.table docs/fallback-models.md
 
 wheels: $(STAMP)
 	$(BIN)/python tests/check_wheels.py

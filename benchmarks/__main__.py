@@ -10,20 +10,22 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import embed_rows, identity_rows, pixel_rows, prompt_rows, start_rows, tower_rows, video_rows
+from benchmarks import embed_rows, identity_rows, pixel_rows, prompt_rows, start_rows, tile_rows, tower_rows, video_rows
 from benchmarks.harness import Result, Row, conditions, measure, report, settle_allocator
 from mm_plugin import Registry, discover
+from mm_plugin_deepseekvl2 import testing as deepseek_vl2
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 OUT = Path(__file__).parents[1] / "out" / "benchmarks.json"
 
 
-def all_rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
+def all_rows(registry: Registry, checkpoint: Path, tiled: Path) -> Iterator[Row]:
     """Every row, made when its turn comes, so that only one holds its arrays."""
     yield from prompt_rows.rows()
     yield from pixel_rows.rows(registry, checkpoint)
     yield from video_rows.rows(registry, checkpoint)
     yield from tower_rows.rows(registry, checkpoint)
+    yield from tile_rows.rows(registry, tiled)
     yield from identity_rows.rows(registry, checkpoint)
     yield from embed_rows.rows()
     yield from start_rows.rows()
@@ -38,7 +40,9 @@ def main() -> None:
     settle_allocator()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder, discover() as registry, torch.no_grad():
-        for row in all_rows(registry, make_checkpoint(Path(folder))):
+        checkpoint = make_checkpoint(Path(folder) / "qwen2_vl")
+        tiled = deepseek_vl2.make_checkpoint(Path(folder) / "deepseek_vl2")
+        for row in all_rows(registry, checkpoint, tiled):
             if arguments.only.lower() in row.work.lower():
                 print(row.work, "...", file=sys.stderr, flush=True)
                 results.append(measure(row, rounds=arguments.rounds))

@@ -81,6 +81,23 @@ def test_the_page_on_embedding_runs_from_top_to_bottom(
     assert names["step"].failed == ()
 
 
+def test_the_page_on_media_runs_from_top_to_bottom(world: dict[str, Any]) -> None:
+    names = dict(world)
+    sources = blocks(ROOT / "docs" / "media.md", "python")
+    assert len(sources) >= 5
+    for source in sources:
+        exec(compile(source, "docs/media.md", "exec"), names)
+
+
+def test_every_reason_of_a_media_error_is_documented() -> None:
+    media = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "core/src/mm_plugin/media").glob("*.py"))
+    reasons = set(re.findall(r'reason="(\w+)"', media))
+    assert {"type", "url", "broken", "mode", "metadata"} <= reasons
+    page = (ROOT / "docs" / "media.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page, re.MULTILINE)
+    assert reasons - set(re.findall(r"\w+", " ".join(listed))) == set()
+
+
 def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "writing-a-plugin.md"
     site = tmp_path / "site"

@@ -33,21 +33,38 @@ def state():
     }
 
 from transformers.models.qwen2_vl import modeling_qwen2_vl  # its own imports are not ours to answer for
+from mm_plugin_deepseekvl2.testing import make_checkpoint as make_tiled
 from mm_plugin_qwen2vl.testing import make_checkpoint
+tiled = make_tiled(tempfile.mkdtemp())
 folder = make_checkpoint(tempfile.mkdtemp())
+from transformers.models.llava import modeling_llava
+from mm_plugin_transformers_auto.testing import make_checkpoint as make_other
+other = make_other(tempfile.mkdtemp(), "llava")
 transformers.AutoTokenizer.from_pretrained(str(folder))
+transformers.AutoProcessor.from_pretrained(str(other))
 before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
-from mm_plugin.testing import embed_in_chunks, photographs
+from mm_plugin.testing import embed_in_chunks, photographs, zoo
 with mm_plugin.discover() as registry:
     processor, encoder = registry.load_processor(folder), registry.load_encoder(folder)
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     output = processor.process(slot * 2, [data for _, data in photographs()])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 64)), encoder, size=50)
+    fallback, tower = registry.load_processor(other), registry.load_encoder(other)
+    output = fallback.process("<image> <image>", [data for _, data in photographs()])
+    embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 32)), tower, size=50)
+    processor, encoder = registry.load_processor(tiled), registry.load_encoder(tiled)
+    output = processor.process("<image>", [photographs()[0][1]])
+    embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 24)), encoder, size=500)
     try:
-        processor.process(slot, [b"broken"])
+        processor.process("<image>", [b"broken"])
     except mm_plugin.MediaError:
+        pass
+for specimen in [*zoo.images(), *zoo.clips(), *zoo.sounds()]:
+    try:
+        zoo.check(specimen)
+    except AssertionError:
         pass
 after = state()
 print(json.dumps([name for name in before if before[name] != after[name]]))

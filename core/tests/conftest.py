@@ -19,6 +19,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
+from PIL import Image, ImageFile, PngImagePlugin
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -39,6 +41,28 @@ OUTSIDE = tuple(sorted({entry.name for entry in importlib.metadata.entry_points(
 
 # Each import of a hooks module leaves a mark, so that "never imported" can be proved.
 MARK = "import pathlib\nwith (pathlib.Path(__file__).parent / 'imports.txt').open('a') as mark:\n    mark.write('x')\n"
+
+
+@pytest.fixture(autouse=True)
+def _globals_stay() -> Iterator[None]:
+    """Nothing that any test runs changes Pillow's or torch's settings."""
+
+    def state() -> list[Any]:
+        return [
+            Image.MAX_IMAGE_PIXELS,
+            ImageFile.LOAD_TRUNCATED_IMAGES,
+            ImageFile.MAXBLOCK,
+            ImageFile.SAFEBLOCK,
+            PngImagePlugin.MAX_TEXT_CHUNK,
+            PngImagePlugin.MAX_TEXT_MEMORY,
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+        ]
+
+    before = state()
+    yield
+    assert state() == before
 
 
 class Site:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mm_plugin.checkpoint import Checkpoint
+from mm_plugin.checkpoint import Checkpoint, check_tensors
 from mm_plugin.errors import UsageError
 from mm_plugin.structs import Modality
 
@@ -295,7 +295,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
 
 SCRIPT = """
 import sys
-from mm_plugin.checkpoint import Checkpoint
+from mm_plugin.checkpoint import Checkpoint, check_tensors
 from mm_plugin.errors import UsageError
 opened = Checkpoint.open("someone/model")
 print(opened.config["model_type"], opened.preprocessor()["patch_size"], sorted(opened.tensors(["visual."])))
@@ -326,4 +326,71 @@ def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["no/such/folder/here", "../nowhere", "a b c", "x\0y"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
     error = refused(lambda: Checkpoint.open(name), "no folder")
+    assert error.argument == "checkpoint"
+
+
+def test_tensors_are_read_by_their_whole_names(folder: Path) -> None:
+    save_file({"a.x": torch.ones(2), "a.y": torch.ones(3, dtype=torch.int64)}, folder / "model.safetensors")
+    opened = Checkpoint.open(folder)
+    found = opened.read_tensors(["a.x"], dtype=torch.bfloat16)
+    assert list(found) == ["a.x"]
+    assert found["a.x"].dtype == torch.bfloat16
+    assert opened.read_tensors(["a.y"], dtype=torch.bfloat16)["a.y"].dtype == torch.int64
+    refused(lambda: opened.read_tensors(["a.x", "a.z"]), "no tensor 'a.z'", str(folder))
+
+
+# --- what a plugin may say of a folder ----------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_opened_once_by_the_function_that_is_given(folder: Path) -> None:
+    seen: list[Checkpoint] = []
+
+    def open_tokenizer(checkpoint: Checkpoint) -> object:
+        seen.append(checkpoint)
+        return object()
+
+    plain = Checkpoint.open(folder)
+    opened = plain.with_tokenizer(open_tokenizer)
+    assert seen == []
+    assert opened.tokenizer is opened.tokenizer
+    assert seen == [opened]
+    assert (opened.folder, opened.config) == (plain.folder, plain.config)
+    refused(lambda: plain.tokenizer, str(folder))  # it is not changed by that, and this folder has no tokenizer
+
+
+def test_a_tokenizer_that_cannot_be_opened_is_a_usage_error(folder: Path) -> None:
+    def fail(_: Checkpoint) -> None:
+        raise OSError("no vocabulary")
+
+    def say(_: Checkpoint) -> None:
+        raise UsageError("it names no bos", argument="checkpoint")
+
+    refused(lambda: Checkpoint.open(folder).with_tokenizer(fail).tokenizer, str(folder), "OSError", "no vocabulary")
+    assert str(refused(lambda: Checkpoint.open(folder).with_tokenizer(say).tokenizer)) == "it names no bos"
+
+
+def test_any_json_file_is_read_or_refused_by_its_name(folder: Path) -> None:
+    write(folder, "extra.json", {"a": [1]})
+    assert Checkpoint.open(folder).read_json("extra.json") == {"a": [1]}
+    refused(lambda: Checkpoint.open(folder).read_json("other.json"), "other.json is missing")
+    write(folder, "extra.json", "[")
+    refused(lambda: Checkpoint.open(folder).read_json("extra.json"), "extra.json")
+
+
+def test_names_may_keep_their_prefix_and_some_tensors_are_left_alone(folder: Path) -> None:
+    names = ("vision.a", "vision.head.b", "projector.a", "newline", "text.a")
+    save_file({name: torch.ones(index + 1) for index, name in enumerate(names)}, folder / "model.safetensors")
+    found = Checkpoint.open(folder).tensors(("vision.", "projector.", "newline"), strip=False, unread=("vision.head.",))
+    assert {name: len(tensor) for name, tensor in found.items()} == {"vision.a": 1, "projector.a": 3, "newline": 4}
+
+
+def test_tensors_that_are_not_the_modules_are_told_by_name() -> None:
+    module = torch.nn.Linear(2, 3, device="meta").state_dict()
+    check_tensors({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, module, what="x")
+    error = refused(
+        lambda: check_tensors({"weight": torch.ones(2, 3), "scale": torch.ones(3)}, module, what="x"),
+        "x: 1 missing (bias)",
+        "1 unexpected (scale)",
+        "1 of another shape (weight [2, 3] where its config.json says [3, 2])",
+    )
     assert error.argument == "checkpoint"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mm_plugin.cli.main import main
-from mm_plugin.cli.picture import draw
+from mm_plugin.cli.picture import draw, row_view
 from mm_plugin.errors import MMPluginError
 
 HEAVY = ("torch", "transformers", "numpy", "PIL")
@@ -39,6 +39,11 @@ def test_list_shows_a_plugin_without_importing_it(site: Any) -> None:
     assert "mm-plugin-good 1.0" in done.stdout
     assert "GoodForConditionalGeneration" in done.stdout
     assert site.imports("mm_plugin_good") == 0
+
+
+def test_list_says_what_a_fallback_is_for(site: Any) -> None:
+    site.install("mm-plugin-any", plugin="any", fallback=["any"])
+    assert "(fallback)" in " ".join(command(site, "list").stdout.split())
 
 
 def test_list_as_json_holds_every_record(site: Any) -> None:
@@ -101,6 +106,24 @@ def test_doctor_names_a_class_that_a_spec_cannot_have(site: Any) -> None:
     assert done.returncode == 1
     assert (found["state"], found["stage"]) == ("failed", "classes")
     assert found["missing"] == "nowhere"
+
+
+def test_doctor_names_a_tokenizer_that_a_spec_cannot_have(site: Any) -> None:
+    files = {
+        "mm_plugin_bad/classes.py": (
+            "from mm_plugin import BaseOptions, Encoder, ModelProcessor\n"
+            "class Processor(ModelProcessor):\n    Options = BaseOptions\n"
+            "class Model(Encoder):\n    pass\n"
+        )
+    }
+    where = {"processor": "mm_plugin_bad.classes:Processor", "encoder": "mm_plugin_bad.classes:Model"}
+    source = site.hooks({"name": "bad", "architectures": ("Bad",), "tokenizer": "mm_plugin_bad.classes:gone", **where})
+    site.install("mm-plugin-bad", source, files=files, architectures=["Bad"])
+    done = command(site, "doctor", "mm_plugin_bad", "--json")
+    found = record(done, "mm_plugin_bad")
+    assert done.returncode == 1
+    assert found["stage"] == "classes"
+    assert "gone" in found["error"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +196,7 @@ def test_the_picture_shows_text_and_items_in_prompt_order() -> None:
     ids = np.arange(8)
     output = MultimodalProcessorOutput(input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0, mm_items=[item])
     boxes = RowBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
-    sheet = np.asarray(draw([("cat", photographs()[1][1], boxes)], output, chunk=4))
+    sheet = np.asarray(draw([[row_view("cat", photographs()[1][1], boxes)]], output, chunk=4))
     # The strip is the last rows of cells: count the runs of the first item's colour and of text in one line of pixels.
     line = next(row for row in sheet[::-1] if (row == (0, 114, 178)).all(axis=1).any())
     blue, gray = ((line == colour).all(axis=1) for colour in ((0, 114, 178), (176, 176, 182)))

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_smart_resize
 
@@ -411,3 +413,98 @@ def test_a_clip_that_is_not_what_was_promised_is_refused(frames: int, count: int
     clip = [picture(12, 12, seed) for seed in range(frames)]
     with pytest.raises(SizeError):
         imaging.patchify_frames(clip, count, height, 12, patch_size=6, merge_size=2, temporal_patch_size=2)
+
+
+# --- tiles -------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    box=st.tuples(st.integers(1, 200), st.integers(1, 200)),
+    seed=st.integers(0, 99),
+)
+def test_a_letterbox_equals_pillows(size: tuple[int, int], box: tuple[int, int], seed: int) -> None:
+    pixels = picture(*size, seed)
+    expected = ImageOps.pad(Image.fromarray(pixels), box[::-1], color=(127, 5, 250))
+    (found,) = imaging.letterbox(pixels, [box], color=(127, 5, 250), rule="pillow")
+    assert np.array_equal(found, np.asarray(expected))
+
+
+def test_several_boxes_are_each_their_own_and_one_may_be_the_picture() -> None:
+    pixels = picture(60, 90)
+    boxes = [(60, 90), (30, 30), (1, 400), (60, 90), (120, 60)]
+    found = imaging.letterbox(pixels, boxes, color=(1, 2, 3), rule="pillow")
+    assert [array.shape[:2] for array in found] == boxes
+    assert np.array_equal(found[0], pixels)
+    for box, array in zip(boxes, found, strict=True):
+        assert np.array_equal(array, np.asarray(ImageOps.pad(Image.fromarray(pixels), box[::-1], color=(1, 2, 3))))
+
+
+@pytest.mark.parametrize("rule", ["torch", "pillow"])
+def test_boxes_of_a_large_picture_are_made_side_by_side(rule: imaging.ResizeRule) -> None:
+    pixels = picture(900, 1200)
+    boxes = [(90, 120), (200, 300), (900, 1200), (45, 60)]
+    seen: list[int] = []
+    thread = threading.get_ident
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Any:
+            return super().submit(lambda: (seen.append(thread()), call(*arguments, **named))[1])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(imaging, "ThreadPoolExecutor", Watched)
+        together = imaging.letterbox(pixels, boxes, color=(1, 2, 3), rule=rule)
+    assert len(seen) == 3
+    assert thread() not in seen
+    for box, found in zip(boxes, together, strict=True):
+        (alone,) = imaging.letterbox(pixels, [box], color=(1, 2, 3), rule=rule)
+        assert np.array_equal(found, alone)
+
+
+def test_a_picture_of_which_nothing_is_left_leaves_an_empty_box() -> None:
+    assert imaging.contained_size(1000, 1, box_height=384, box_width=384) == (384, 0)
+    (found,) = imaging.letterbox(picture(1000, 1), [(384, 384)], color=(1, 2, 3), rule="torch")
+    assert (found == (1, 2, 3)).all()
+    assert found.shape == (384, 384, 3)
+
+
+def test_the_two_rules_fill_a_box_within_two_levels() -> None:
+    (pillow,), (other,) = (
+        imaging.letterbox(picture(211, 400), [(100, 100)], color=(127, 127, 127), rule=rule)
+        for rule in ("pillow", "torch")
+    )
+    apart = np.abs(pillow.astype(int) - other).max()
+    assert 0 < apart <= 2
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((200, 300), (384, 384)),  # kept whole by all: the smallest
+        ((400, 800), (384, 768)),  # 384 x 384 keeps 192 x 384 pixels, both others 384 x 768: the smaller of them
+        ((800, 400), (768, 768)),  # no candidate is upright
+        ((768, 769), (768, 768)),
+        ((1, 100_000), (384, 384)),  # nothing is kept by any
+    ],
+)
+def test_the_resolution_that_keeps_most_is_chosen(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert imaging.best_resolution(*size, [(384, 384), (384, 768), (768, 768)]) == expected
+
+
+def test_of_equal_resolutions_the_first_is_chosen() -> None:
+    flat, upright = (100, 300), (300, 100)
+    assert imaging.best_resolution(90, 90, [flat, upright]) == flat
+    assert imaging.best_resolution(90, 90, [upright, flat]) == upright
+
+
+def test_tiles_lie_row_by_row() -> None:
+    pixels = picture(40, 60)
+    tiles = np.empty((6, 20, 20, 3), dtype=np.uint8)
+    imaging.cut_tiles(pixels, tiles)
+    for index in range(6):
+        top, left = index // 3 * 20, index % 3 * 20
+        assert np.array_equal(tiles[index], pixels[top : top + 20, left : left + 20])
+    for wrong in (picture(40, 61), picture(41, 60), picture(20, 60)):
+        with pytest.raises(SizeError, match="6 tiles of 20"):
+            imaging.cut_tiles(wrong, tiles)

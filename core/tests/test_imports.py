@@ -22,7 +22,7 @@ QUIET = {
         "except mm_plugin.NoModelError:\n    pass\nelse:\n    raise AssertionError"
     ),
     "resolve what nobody claims": (
-        "import mm_plugin\ntry:\n    mm_plugin.discover().resolve({'architectures': ['NobodyHasThis']})\n"
+        "import mm_plugin\ntry:\n    mm_plugin.discover().resolve({'architectures': ['NobodyHasThis']}, fallback='never')\n"
         "except mm_plugin.NoModelError:\n    pass\nelse:\n    raise AssertionError"
     ),
 }

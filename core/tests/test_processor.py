@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -832,6 +832,29 @@ def test_load_wins_over_checkpoint_over_default_and_call_over_all(open_tiny: Ope
     for arguments, tone in (({}, 2), ({"tone": 30}, 30)):
         (item,) = processor.process("<image>", [picture()], **arguments).mm_items
         assert np.array_equal(item.feature, base + tone)
+
+
+def test_an_author_may_say_where_settings_are_read(open_tiny: Open) -> None:
+    def read(checkpoint: Any, modality: Modality) -> dict[str, Any]:
+        if checkpoint.config.get("broken"):
+            raise UsageError("settings.json: tone is missing", argument="checkpoint")
+        return {"tone": 7, "depth": len(checkpoint.config), "unknown": 1}
+
+    class Elsewhere(Options, frozen=True, kw_only=True):
+        read_settings: ClassVar[Any] = staticmethod(read)
+
+    class Model(Tiny):
+        Options = Elsewhere
+
+    options = open_tiny(Model, config={"a": 1, "b": 2}).options
+    assert (options.tone, options.depth, options.edge) == (7, 2, 4)
+    assert (
+        open_tiny(Model, checkpoint={"tone": 9}, config={"a": 1}).options.tone == 7
+    )  # the usual files are not looked into
+    with pytest.raises(UsageError, match=r"settings\.json: tone is missing"):
+        open_tiny(Model, config={"broken": True})
+    with pytest.raises(UsageError, match="read_settings"):
+        open_tiny(Model, read_settings=1)
 
 
 @pytest.mark.parametrize("options", [{"tune": 1}, {"depth": 1}, {"tone": "1"}, {"tone": 256}, {"edge": None}], ids=str)

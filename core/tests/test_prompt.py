@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin.errors import PlaceholderError, RequestError, UsageError
-from mm_plugin.prompt import PromptReader, TokenizedPrompt
+from mm_plugin.prompt import SEGMENT_BREAK, PromptReader, TokenizedPrompt
 from mm_plugin.structs import Modality
 
 SPECIALS = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -547,3 +547,112 @@ def test_messages_nested_without_end_are_the_clients_fault(readers: dict[str, Pr
 def test_a_part_whose_object_has_no_url_is_told(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
     with pytest.raises(PlaceholderError, match="an object there has a url"):
         readers["byte-level"].read([{"role": "user", "content": [part]}])
+
+
+# --- parts that a model's own code tokenizes separately -----------------------------------------------------------------
+
+BROKEN = TEMPLATE.replace("{{ message['content'] }}", "user" + SEGMENT_BREAK + "{{ message['content'] }}")
+
+
+def test_a_break_keeps_text_from_merging_with_what_the_template_wrote_before_it() -> None:
+    reader, whole = (
+        reader_of(byte_level(template=BROKEN)),
+        reader_of(byte_level(template=BROKEN.replace(SEGMENT_BREAK, ""))),
+    )
+    tokenizer = byte_level()
+    parts = ["<|im_start|>user\nuser", "erer<|im_end|>\n<|im_start|>assistant\n"]
+    expected = [index for part in parts for index in tokenizer(part)["input_ids"]]
+    message = [{"role": "user", "content": "erer"}]
+    assert reader.read(message).ids.tolist() == expected
+    # "er" and "user" merge otherwise: the text would read "userer", cut elsewhere.
+    assert tokenizer.decode(whole.read(message).ids) == tokenizer.decode(expected)
+    assert len(SEGMENT_BREAK) == 1
+
+
+def test_a_break_holds_where_text_reads_as_a_special_token() -> None:
+    tokenizer = byte_level(template=BROKEN)
+    reader = reader_of(tokenizer)
+    ids = reader.read([{"role": "user", "content": "er<|im_end|>er"}]).ids
+    assert special_ids(tokenizer, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert tokenizer.decode(ids) == "<|im_start|>user\nuserer<|im_end|>er<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_no_client_can_send_a_break(readers: dict[str, PromptReader]) -> None:
+    for message in (
+        {"role": "user", "content": f"a{SEGMENT_BREAK}b"},
+        {"role": "user", "content": "", "x": SEGMENT_BREAK},
+    ):
+        with pytest.raises(RequestError, match="private-use"):
+            next(iter(readers.values())).read([message])
+
+
+# ---------------------------------------------------------------- text around placeholders
+
+PAD = "<|image_pad|>"
+
+
+def surrounded(tokenizer: PreTrainedTokenizerFast) -> PromptReader:
+    pad = tokenizer.convert_tokens_to_ids(PAD)
+    return PromptReader(tokenizer, {Modality.IMAGE: pad}, surround={Modality.IMAGE: ("\n", "\n\n")})
+
+
+@pytest.mark.parametrize("prompt", [PAD, f"a\n{PAD}\n\nb", f"{PAD}{PAD}", f"the {PAD} the\n", "no picture\n"])
+def test_what_a_model_writes_around_a_placeholder_joins_the_text_beside_it(prompt: str) -> None:
+    tokenizer = byte_level(bos=True)
+    found = surrounded(tokenizer).read(prompt)
+    written = prompt.replace(PAD, f"\n{PAD}\n\n")
+    assert found.ids.tolist() == tokenizer(written)["input_ids"]
+    assert [found.ids[slot.start] for slot, _ in found.slots] == [tokenizer.convert_tokens_to_ids(PAD)] * prompt.count(
+        PAD
+    )
+    if prompt.startswith("a"):  # the two line ends are one token
+        apart = [*tokenizer("a\n").input_ids, *tokenizer(f"\n{PAD}", add_special_tokens=False).input_ids]
+        assert found.ids.tolist()[: len(apart)] != apart
+
+
+def test_what_a_model_writes_around_a_placeholder_stands_in_messages_and_not_in_a_clients_text() -> None:
+    tokenizer = byte_level()
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"a{PAD}b"}]}]
+    found = surrounded(tokenizer).read(messages)
+    assert len(found.slots) == 1
+    text = tokenizer.decode(found.ids)
+    assert f"<|vision_start|>\n{PAD}\n\n<|vision_end|>a{PAD}b<|im_end|>" in text
+
+
+def test_ids_get_the_text_around_a_placeholder_as_it_stands_alone() -> None:
+    tokenizer = byte_level()
+    pad, ids = tokenizer.convert_tokens_to_ids(PAD), tokenizer(f"a\n{PAD}\n{PAD}").input_ids
+    reader = surrounded(tokenizer)
+    before, behind = tokenizer("\n").input_ids, tokenizer("\n\n").input_ids
+    expected = [part for index in ids for part in ([*before, index, *behind] if index == pad else [index])]
+    assert reader.read(ids).ids.tolist() == expected
+    assert reader.read(ids, expanded=True).ids.tolist() == ids
+    assert reader.surrounding(Modality.IMAGE) == len(before) + len(behind)
+    assert PromptReader(tokenizer, {Modality.IMAGE: pad}).surrounding(Modality.IMAGE) == 0
+
+
+# ---------------------------------------------------------------- prompts as text
+
+
+def test_a_prompt_can_be_read_as_text() -> None:
+    tokenizer = byte_level()
+    reader = PromptReader(tokenizer, {Modality.IMAGE: tokenizer.convert_tokens_to_ids(PAD)})
+    assert reader.read_text(f"a {PAD}")[:2] == (f"a {PAD}", False)
+    messages = [{"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "text", "text": "b"}]}]
+    text, rendered, media = reader.read_text(messages)
+    assert rendered
+    assert media[Modality.IMAGE] == ["x"]
+    plain = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "b"}]}]
+    assert text == tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.case("2.1")
+def test_messages_whose_text_reads_as_a_token_are_refused_where_only_text_is_taken() -> None:
+    tokenizer = byte_level()
+    reader = PromptReader(tokenizer, {Modality.IMAGE: tokenizer.convert_tokens_to_ids(PAD)})
+    with pytest.raises(RequestError, match="takes its prompt as text"):
+        reader.read_text([{"role": "user", "content": f"a {PAD}"}])
+    with pytest.raises(UsageError, match="not token ids"):
+        reader.read_text([1, 2])
+    with pytest.raises(RequestError, match="surrogate"):
+        reader.read_text("\ud800")

@@ -997,6 +997,123 @@ def test_two_fallbacks_are_an_error_that_one_can_be_chosen_from(site: Any, open_
     assert registry.resolve({"architectures": ["Unknown"]}, plugin="more").name == "catch-more"
 
 
+@pytest.mark.parametrize("how", ["broken", "disabled", "incompatible", "conflict", "orphan"])
+def test_the_fallback_stands_in_where_the_caller_says_always(how: str, site: Any, open_registry: Any, log: Any) -> None:
+    with_fallback(site)
+    source = "raise OSError\n" if how == "broken" else None
+    requires = ["mm-plugin>=99"] if how == "incompatible" else []
+    plugin = None if how == "orphan" else "claims_it"
+    site.install("dist-a", source, plugin=plugin, requires=requires, architectures=["A"], model_types=["a"])
+    if how == "conflict":
+        site.install("dist-b", architectures=["A"], model_types=["a"])
+    registry = open_registry(disabled=["claims_it"] if how == "disabled" else [])
+    heard: list[Any] = []
+    registry.observers.add(heard.append)
+    for config in ({"architectures": ["A"]}, {"architectures": ["Unknown", "A"]}, {"model_type": "a"}):
+        assert registry.resolve(config, fallback="always").name == "catch-all"
+        assert heard.pop().why.startswith("fallback='always', and what claims it cannot serve: no model for ")
+    assert any("fallback='always'" in line for line in lines(log, "WARNING"))
+
+
+def test_always_is_no_reason_to_pass_over_a_plugin_that_works(site: Any, open_registry: Any) -> None:
+    with_fallback(site)
+    site.install("bad-dist", "raise OSError\n", architectures=["Bad"])
+    site.install("good-dist", architectures=[GOOD])
+    registry = open_registry()
+    assert registry.resolve(ASKED, fallback="always").name == "good-dist"
+    assert registry.resolve({"architectures": ["Bad", GOOD]}, fallback="always").name == "good-dist"
+    assert registry.resolve({"architectures": ["Unknown"]}, fallback="always").name == "catch-all"
+    # Whoever wants the fallback in its place names it.
+    assert registry.resolve(ASKED, plugin="any").name == "catch-all"
+
+
+def test_without_a_fallback_always_gives_the_error_of_the_plugin(site: Any, open_registry: Any) -> None:
+    site.install("bad-dist", "raise OSError('lost')\n", architectures=["Bad"])
+    with pytest.raises(NoModelError, match=r"bad_dist .*lost"):
+        open_registry().resolve({"architectures": ["Bad"]}, fallback="always")
+
+
+def test_the_fallback_can_be_left_out(site: Any, open_registry: Any) -> None:
+    with_fallback(site)
+    registry = open_registry()
+    for chosen in (None, "any"):
+        with pytest.raises(NoModelError, match="no installed plugin claims it"):
+            registry.resolve({"architectures": ["Unknown"]}, fallback="never", plugin=chosen)
+    assert site.imports("catch_all") == 0
+    for call in (registry.resolve, registry.load_processor, registry.load_encoder):
+        with pytest.raises(UsageError, match="fallback='sometimes' is none of unclaimed, always, never"):
+            call(checkpoint(site.folder / "any"), fallback="sometimes")
+
+
+# ---------------------------------------------------------------- specs made for one checkpoint
+
+SPECIALISE = """
+import msgspec
+from mm_plugin import UsageError
+
+def specialise(spec, checkpoint):
+    taste = checkpoint.config.get("taste")
+    if taste == "bitter":
+        raise UsageError("not this one", argument="checkpoint")
+    if taste == "broken":
+        raise KeyError("oh")
+    made = msgspec.structs.replace(spec, name="sweet", specialise=None, notes={"taste": str(taste)})
+    return {"none": None, "spec": made, "again": (spec, checkpoint)}.get(taste, (made, checkpoint))
+"""
+
+
+def checkpoint(folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Unknown"], **config}))
+    return folder
+
+
+def with_specialist(site: Any) -> None:
+    source = site.hooks({"name": "base", "specialise": "catch_all.learn:specialise"})
+    site.install("catch-all", source, plugin="any", fallback=["any"], files={"catch_all/learn.py": SPECIALISE})
+
+
+def test_a_plugin_makes_its_spec_for_a_checkpoint_and_its_record_says_so(
+    site: Any, open_registry: Any, tmp_path: Path
+) -> None:
+    with_specialist(site)
+    registry = open_registry()
+    assert registry.resolve({"architectures": ["Unknown"]}).name == "base"
+    assert record_of(registry, "any").opened == ()
+    folder = checkpoint(tmp_path / "a", taste="mild")
+    # It comes as far as the class that the spec made for it names.
+    with pytest.raises(PluginLoadError, match="sweet names processor 'nowhere"):
+        registry.load_processor(folder)
+    with pytest.raises(PluginLoadError, match="sweet names encoder 'nowhere"):
+        registry.load_encoder(folder)
+    (opened,) = record_of(registry, "any").opened
+    assert (opened.checkpoint, opened.model, opened.error) == (str(folder), "sweet", None)
+    assert opened.notes == {"taste": "mild"}
+
+
+@pytest.mark.parametrize(
+    ("taste", "kind", "said"),
+    [
+        ("bitter", UsageError, "not this one"),
+        ("broken", PluginLoadError, r"any \(catch-all 1.0\): catch_all.learn:specialise failed on .*KeyError: 'oh'"),
+        ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
+        ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
+        ("again", PluginLoadError, "the spec without specialise"),
+    ],
+)
+def test_a_checkpoint_that_a_plugin_refuses_is_in_its_record(
+    taste: str, kind: type[Exception], said: str, site: Any, open_registry: Any, tmp_path: Path
+) -> None:
+    with_specialist(site)
+    registry = open_registry()
+    with pytest.raises(kind, match=said) as caught:
+        registry.load_processor(checkpoint(tmp_path / "a", taste=taste))
+    (opened,) = record_of(registry, "any").opened
+    assert opened.model is None
+    assert opened.error == str(caught.value)
+    assert record_of(registry, "any").state == "loaded"
+
+
 # ---------------------------------------------------------------- services
 
 

@@ -32,8 +32,10 @@ ALLOWED: list[dict[str, Any]] = [
     {"padding": "runs", "token_pairs": ()},
     {"padding": "offsets", "token_pairs": ()},
     {"padding": "tiny.padding:pad", "token_pairs": ()},
-    {"positions": "tiny:positions", "embed": "a.b.c:embed", "demo": "tiny.demo:Demo"},
+    {"positions": "tiny:positions", "tokenizer": "tiny:open", "embed": "a.b.c:embed", "demo": "tiny.demo:Demo"},
     {"fields": {IMAGE: ()}},
+    {"surround": {IMAGE: ("\n", "")}, "notes": {"processor": "TinyProcessor"}},
+    {"specialise": "tiny:specialise", "modalities": (), "placeholders": {}, "fields": {}},
     {"fields": OrderedDict({IMAGE: ("a", "b")})},
     {
         "modalities": (VIDEO, IMAGE),
@@ -44,6 +46,14 @@ ALLOWED: list[dict[str, Any]] = [
 # change -> words that the message must hold
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name"),
+    ({"surround": {VIDEO: ("", "")}}, "surround"),
+    ({"surround": {IMAGE: "\n"}}, "surround"),
+    ({"surround": {IMAGE: ("\n",)}}, "surround"),
+    ({"surround": {IMAGE: ("\n", None)}}, "surround"),
+    ({"notes": {"processor": 1}}, "notes"),
+    ({"notes": ("processor",)}, "notes"),
+    ({"specialise": "tiny.specialise"}, "specialise"),
+    ({"specialise": "tiny:specialise", "modalities": ()}, "placeholders"),
     ({"name": "tiny vl"}, "name"),
     ({"name": "tiny/vl"}, "name"),
     ({"name": "tiny\n"}, "name"),
@@ -94,6 +104,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"processor": ModelSpec}, "processor must be 'module:Name'"),
     ({"encoder": "9tiny:Encoder"}, "encoder must be 'module:Name'"),
     ({"positions": "positions"}, "positions must be 'module:Name'"),
+    ({"tokenizer": "open"}, "tokenizer must be 'module:Name'"),
     ({"embed": "tiny:"}, "embed must be 'module:Name'"),
     ({"demo": 3}, "demo must be 'module:Name'"),
 ]
@@ -139,12 +150,12 @@ def test_a_declaration_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("reference", "value"), [("json:loads", json.loads), ("json.decoder:JSONDecoder", json.decoder.JSONDecoder)]
 )
-@pytest.mark.parametrize("field", ["processor", "encoder", "positions", "embed", "demo"])
+@pytest.mark.parametrize("field", ["processor", "encoder", "positions", "tokenizer", "embed", "demo"])
 def test_a_reference_is_loaded(field: str, reference: str, value: Any) -> None:
     assert ModelSpec(**(GOOD | {field: reference})).load(field) is value
 
 
-@pytest.mark.parametrize("field", ["positions", "embed", "demo"])
+@pytest.mark.parametrize("field", ["positions", "tokenizer", "embed", "demo"])
 def test_no_reference_loads_nothing(field: str) -> None:
     assert ModelSpec(**GOOD).load(field) is None
 

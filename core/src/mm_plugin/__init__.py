@@ -55,9 +55,12 @@ _PUBLIC = {
     "TakesAudio": "processor",
     "TakesPrepared": "processor",
     "TakesVideos": "processor",
+    "TakesWhole": "processor",
     "UsageError": "errors",
     "VideoFrames": "media",
     "VideoSize": "media",
+    "Whole": "processor",
+    "WholeItem": "processor",
     "discover": "registry",
     "embed_mm_inputs": "embed",
     "general_mm_embed_routine": "embed",
@@ -107,9 +110,12 @@ __all__ = [
     "TakesAudio",
     "TakesPrepared",
     "TakesVideos",
+    "TakesWhole",
     "UsageError",
     "VideoFrames",
     "VideoSize",
+    "Whole",
+    "WholeItem",
     "__version__",
     "discover",
     "embed_mm_inputs",
@@ -146,7 +152,17 @@ if TYPE_CHECKING:
         VideoSize,
     )
     from mm_plugin.placeholders import Replacement
-    from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesPrepared, TakesVideos
+    from mm_plugin.processor import (
+        BaseOptions,
+        For,
+        ModelProcessor,
+        TakesAudio,
+        TakesPrepared,
+        TakesVideos,
+        TakesWhole,
+        Whole,
+        WholeItem,
+    )
     from mm_plugin.registry import PluginRecord, Registry, discover
     from mm_plugin.settings import Settings
     from mm_plugin.spec import ModelSpec

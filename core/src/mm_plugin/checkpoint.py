@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,15 @@ class Checkpoint:
         config: config.json as plain JSON.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        source: str,
+        open_tokenizer: Callable[[Checkpoint], Any] | None = None,
+    ) -> None:
         self.folder, self.config, self._source = folder, config, source
+        self._open_tokenizer = _auto_tokenizer if open_tokenizer is None else open_tokenizer
         self._tokenizer: Any = None
 
     @classmethod
@@ -48,6 +56,18 @@ class Checkpoint:
             raise UsageError(f"a checkpoint is a folder or a hub id: {error}", argument="checkpoint") from error
         folder = Path(name) if is_folder else _fetch(name, _SMALL_FILES)
         return cls(folder, _read_json(folder / "config.json"), name)
+
+    def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
+        """The same checkpoint, its tokenizer opened by a function; see `ModelSpec.tokenizer`."""
+        return Checkpoint(self.folder, self.config, self._source, open_tokenizer)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder, for models that keep their settings where no other model does.
+
+        Raises:
+            UsageError: it is missing, or cannot be read as an object.
+        """
+        return _read_json(self.folder / name)
 
     def preprocessor(self, modality: Modality = Modality.IMAGE) -> dict[str, Any]:
         """The settings with which the checkpoint's authors prepared a modality.
@@ -79,16 +99,16 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that transformers opens from the folder; code in the folder is never run.
+        """The tokenizer that the plugin's function or else transformers opens from the folder; code in it is never run.
 
         Raises:
             UsageError: the folder holds none that can be opened.
         """
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
-
             try:
-                self._tokenizer = AutoTokenizer.from_pretrained(str(self.folder), trust_remote_code=False)
+                self._tokenizer = self._open_tokenizer(self)
+            except UsageError:
+                raise
             except Exception as error:
                 raise UsageError(
                     f"the tokenizer in {self.folder} cannot be opened: {type(error).__name__}: {error}",
@@ -131,8 +151,16 @@ class Checkpoint:
             )
         return names
 
-    def tensors(self, prefixes: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
-        """Chosen tensors, without their prefix; no other tensor's bytes are read.
+    def tensors(
+        self,
+        prefixes: Iterable[str],
+        *,
+        device: Any = "cpu",
+        dtype: Any = None,
+        strip: bool = True,
+        unread: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """Chosen tensors, by name without its prefix; no other tensor's bytes are read.
 
         Where a name begins with several prefixes, the first of them counts.
 
@@ -140,37 +168,91 @@ class Checkpoint:
             prefixes: such as `("visual.", "model.visual.")`.
             device: torch device on which they shall lie.
             dtype: torch dtype of floating-point tensors; None keeps their own.
+            strip: whether names come without their prefix.
+            unread: tensors whose names begin with one of these are left alone, whatever their prefix.
 
         Raises:
             UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
         """
+        prefixes, unread = tuple(prefixes), tuple(unread)
+        wanted: dict[str, str] = {}
+        for name in self.tensor_names():
+            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+            if prefix is not None and not name.startswith(unread):
+                wanted[name] = name.removeprefix(prefix) if strip else name
+        twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
+        if twice:
+            raise UsageError(f"tensor {twice[0]!r} stands twice under {prefixes}", argument="checkpoint")
+        if not wanted:
+            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
+        found = self.read_tensors(wanted, device=device, dtype=dtype)
+        return {wanted[name]: tensor for name, tensor in found.items()}
+
+    def read_tensors(self, names: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
+        """Tensors by their whole names; no other tensor's bytes are read.
+
+        Args:
+            names: as `tensor_names` gives them.
+            device: as for `tensors`.
+            dtype: as for `tensors`.
+
+        Raises:
+            UsageError: there is no such tensor, or a file cannot be read.
+        """
         from safetensors import SafetensorError, safe_open
 
-        prefixes = tuple(prefixes)
-        by_file: dict[Path, list[tuple[str, str]]] = {}
-        for name, file in self.tensor_names().items():
-            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-            if prefix is not None:
-                by_file.setdefault(file, []).append((name, name.removeprefix(prefix)))
+        files = self.tensor_names()
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            if name not in files:
+                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
+            by_file.setdefault(files[name], []).append(name)
         found: dict[str, Any] = {}
-        for file, names in by_file.items():
+        for file, inside in by_file.items():
             try:
                 with safe_open(file, framework="pt", device=str(device)) as opened:
-                    for name, short in names:
-                        if short in found:
-                            raise UsageError(f"tensor {short!r} stands twice under {prefixes}", argument="checkpoint")
+                    for name in inside:
                         tensor = opened.get_tensor(name)
-                        found[short] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+                        found[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
             except (SafetensorError, OSError) as error:
                 raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
-        if not found:
-            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
         return found
 
     def _weights_folder(self) -> Path:
         if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():
             return self.folder
         return _fetch(self._source, (*_SMALL_FILES, "*.safetensors"))
+
+
+def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what: str) -> None:
+    """Refuse tensors that are not exactly a module's, by their first names.
+
+    Args:
+        tensors: what the checkpoint holds.
+        module: the module's `state_dict()`, on any device.
+        what: whose tensors they are, for the message.
+
+    Raises:
+        UsageError: one is missing, one is too many, or one has another shape.
+    """
+    faults = {
+        "missing": [name for name in module if name not in tensors],
+        "unexpected": [name for name in tensors if name not in module],
+        "of another shape": [
+            f"{name} {list(tensors[name].shape)} where its config.json says {list(module[name].shape)}"
+            for name in module
+            if name in tensors and tensors[name].shape != module[name].shape
+        ],
+    }
+    said = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
+    if said:
+        raise UsageError(f"{what}: {'; '.join(said)}", argument="checkpoint")
+
+
+def _auto_tokenizer(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
 
 
 def _with_pixel_limits(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Every number is an argument. Knows no model and no file format. Pictures and fra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ FrameRule = Literal["qwen", "transformers"]
 MAX_ASPECT_RATIO = 200
 # Patches that are normalised together; measured: 1,024 take three quarters of the time of all at once.
 _BLOCK = 1024
+# Levels from which on a thread for each further size of a picture pays: it costs 0.1 ms, resizing a megapixel 10 ms.
+_WORTH_A_THREAD = 3_000_000
 
 
 def smart_resize(
@@ -84,25 +87,151 @@ def resize(pixels: np.ndarray, height: int, width: int, *, rule: ResizeRule) -> 
     Shape:
         returns [height, width, 3] uint8, contiguous.
     """
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    if rule == "pillow":
-        # Resizing in bands or threads would not be exact: one picture, one call.
-        return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    return _resize_all(pixels, [(height, width)], rule)[0]
+
+
+def _resize_all(pixels: np.ndarray, sizes: Sequence[tuple[int, int]], rule: ResizeRule) -> list[np.ndarray]:
+    """A picture resized to each of several sizes; it is brought into Pillow's or torch's form once."""
+    if all(pixels.shape[:2] == size for size in sizes):
+        return [pixels] * len(sizes)
+    make = _pillow_resizer(pixels) if rule == "pillow" else _torch_resizer(pixels)
+
+    def make_one(size: tuple[int, int]) -> np.ndarray:
+        return pixels if pixels.shape[:2] == size else make(size)
+
+    first, *others = sizes
+    if not others or pixels.size < _WORTH_A_THREAD:
+        return [make_one(size) for size in sizes]
+    # Both libraries use one core for one picture, and let other threads run. Resizing in bands would not be exact.
+    with ThreadPoolExecutor(len(others)) as pool:
+        futures = [pool.submit(make_one, size) for size in others]
+        return [make_one(first), *(future.result() for future in futures)]
+
+
+def _pillow_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
+    image = Image.fromarray(pixels)
+    return lambda size: np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
+
+
+def _torch_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
+    resize_to = _planar_resizer(pixels)
     # torch puts the channels last in half the time that numpy takes.
-    resized: np.ndarray = _interpolated(pixels, height, width).permute(1, 2, 0).contiguous().numpy()
-    return resized
+    return lambda size: np.asarray(resize_to(size).permute(1, 2, 0).contiguous())  # [height, width, 3]
 
 
-def _interpolated(pixels: np.ndarray, height: int, width: int) -> Any:
-    """The `torch` rule: [height, width, 3] uint8 as a tensor [3, height, width] of another size, in whatever memory order."""
+def _planar_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], Any]:
+    """The `torch` rule, which gives tensors [3, height, width] in whatever memory order."""
     import torch
 
     # A channels-last view of the picture as it lies is three times faster than a planar copy, and equal bit for bit.
     # torch takes no memory that cannot be written, such as a view of a PIL image.
     writable = pixels if pixels.flags.writeable else pixels.copy()
     source = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)  # [1, 3, height, width]
-    return torch.nn.functional.interpolate(source, size=(height, width), mode="bicubic", antialias=True)[0]
+
+    def resize_to(size: tuple[int, int]) -> Any:
+        return torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)[0]
+
+    return resize_to
+
+
+def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The candidate that keeps most of a picture's pixels, and of those that keep equally many the smallest.
+
+    What a candidate keeps is the area of the picture fitted into it, at most the picture's own. The first of equals wins, so
+    the order of the candidates counts.
+
+    Args:
+        height: pixels.
+        width: pixels.
+        candidates: (height, width), pixels.
+
+    Returns:
+        (height, width), pixels: one of the candidates. Of a picture so thin that none keeps any of it, the smallest.
+
+    Source: LLaVA-NeXT's any-resolution rule, with the rounding of the released DeepSeek-VL2 code.
+    """
+
+    def rank(candidate: tuple[int, int]) -> tuple[int, int]:
+        scale = min(candidate[1] / width, candidate[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, -candidate[0] * candidate[1]
+
+    return max(candidates, key=rank)  # the first of equals
+
+
+def contained_size(height: int, width: int, *, box_height: int, box_width: int) -> tuple[int, int]:
+    """The largest size within a box that keeps the ratio of the sides, as `PIL.ImageOps.contain` rounds it.
+
+    Args:
+        height: of the picture, pixels.
+        width: of the picture, pixels.
+        box_height: pixels.
+        box_width: pixels.
+
+    Returns:
+        (height, width), pixels; one of them is the box's own, the other is 0 where the picture is so thin that nothing is left.
+    """
+    ratio, box_ratio = width / height, box_width / box_height
+    if ratio > box_ratio:
+        return round(height / width * box_width), box_width
+    if ratio < box_ratio:
+        return box_height, round(width / height * box_height)
+    return box_height, box_width
+
+
+def letterbox(
+    pixels: np.ndarray, sizes: Sequence[tuple[int, int]], *, color: tuple[int, int, int], rule: ResizeRule
+) -> list[np.ndarray]:
+    """A picture resized into each of several boxes, centred, the rest of a box in one colour.
+
+    Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. A picture so thin that nothing of it
+    is left in a box leaves that box empty, as it does there.
+
+    Args:
+        pixels: [height, width, 3] uint8.
+        sizes: (height, width) of each box, pixels.
+        color: RGB levels.
+        rule: see `resize`.
+
+    Shape:
+        returns for each size [height, width, 3] uint8; it may be `pixels` itself where that has the size already.
+    """
+    height, width = pixels.shape[:2]
+    inner = [contained_size(height, width, box_height=box[0], box_width=box[1]) for box in sizes]
+    visible = _resize_all(pixels, [size for size in inner if all(size)], rule)
+    boxes: list[np.ndarray] = []
+    for box, size in zip(sizes, inner, strict=True):
+        if size == box:
+            boxes.append(visible.pop(0))
+            continue
+        out = np.empty((*box, 3), dtype=np.uint8)
+        out[...] = color
+        # Python's round, half to even, of half of what is left over.
+        top, left = (round((side - part) * 0.5) for side, part in zip(box, size, strict=True))
+        if all(size):
+            out[top : top + size[0], left : left + size[1]] = visible.pop(0)
+        boxes.append(out)
+    return boxes
+
+
+def cut_tiles(pixels: np.ndarray, out: np.ndarray) -> None:
+    """Cut a picture into square tiles, row by row.
+
+    Args:
+        pixels: [height, width, 3] uint8; both sides multiples of a tile's.
+        out: [n_tiles, side, side, 3] uint8, written; as many tiles as the picture has.
+
+    Raises:
+        SizeError: the picture is not made of so many tiles.
+    """
+    side = out.shape[1]
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    if pixels.shape[:2] != (rows * side, columns * side) or len(out) != rows * columns:
+        raise SizeError(
+            f"{pixels.shape[0]} x {pixels.shape[1]} pixels (height x width) is not {len(out)} tiles of {side} pixels"
+        )
+    cut = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
+    out.reshape(rows, columns, side, side, 3)[...] = cut
 
 
 def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndarray:
@@ -192,7 +321,7 @@ def patchify_frames(
 def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np.ndarray:
     """A resized picture as [3, height, width]."""
     if rule == "torch" and pixels.shape[:2] != (height, width):
-        planar: np.ndarray = _interpolated(pixels, height, width).contiguous().numpy()
+        planar: np.ndarray = _planar_resizer(pixels)((height, width)).contiguous().numpy()
         return planar
     return np.ascontiguousarray(resize(pixels, height, width, rule=rule).transpose(2, 0, 1))
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import PlaceholderError, RequestError
+from mm_plugin.errors import PlaceholderError, RequestError, UsageError
 from mm_plugin.media import VideoFrames
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.structs import Modality, as_ids
@@ -32,6 +32,9 @@ _PART_TYPES = {
 }
 # Supplementary private-use characters: no tokenizer has them in its vocabulary, and no template looks for them.
 _FIRST_STAND_IN = 0xF0000
+# A chat template writes it where the model's own code tokenizes what comes before and after separately. It never reaches the ids,
+# and no client can send it: text with a character of its plane is refused.
+SEGMENT_BREAK = "\U000ffffd"
 _DEEPEST = 64  # levels of nesting in a message
 # Composed or not, with or without accents: what a tokenizer's normaliser may make of a character.
 _FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
@@ -51,6 +54,21 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
     media: dict[Modality, list[Any]]
 
 
+def encode_rendered(tokenizer: Any, text: str) -> np.ndarray:
+    """Ids of what a chat template rendered, each part between two `SEGMENT_BREAK`s for itself.
+
+    Args:
+        tokenizer: as transformers opens it.
+        text: has its special tokens already; a tokenizer that adds one of its own would repeat it.
+
+    Shape:
+        returns [n] int64.
+    """
+    parts = text.split(SEGMENT_BREAK)
+    ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts if part or len(parts) == 1]
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in ids or [[]]])
+
+
 class PromptReader:
     """Reads prompts for one tokenizer. Final; safe to use from several threads.
 
@@ -58,9 +76,17 @@ class PromptReader:
         tokenizer: as transformers opens it.
         placeholders: by modality, the id of the token that stands for one medium.
         vocabulary: ids from 0 to this, exclusive, may stand in a prompt; those of the tokenizer where None.
+        surround: by modality, text that is written before and behind each placeholder; see `ModelSpec.surround`.
     """
 
-    def __init__(self, tokenizer: Any, placeholders: Mapping[Modality, int], *, vocabulary: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        placeholders: Mapping[Modality, int],
+        *,
+        vocabulary: int | None = None,
+        surround: Mapping[Modality, tuple[str, str]] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._placeholders = dict(placeholders)
@@ -74,6 +100,11 @@ class PromptReader:
         self._first_characters = {token[0] for token in self._protected}
         longest_first = sorted(self._protected, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._surround = {
+            str(tokenizer.convert_ids_to_tokens(self._placeholders[modality])): texts
+            for modality, texts in (surround or {}).items()
+            if any(texts)
+        }
         self._run_tokenizer: Any = None
         self._lock = threading.Lock()
 
@@ -92,9 +123,8 @@ class PromptReader:
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
-            ids = self._encode(prompt)
+            self._check_text(prompt)
+            ids = self._encode(self._surrounded(prompt))
         elif _is_messages(prompt):
             messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
             ids = self._encode_messages(messages)
@@ -103,6 +133,8 @@ class PromptReader:
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
                 # A sentinel among them would be taken for another request's image by the prefix cache.
                 raise RequestError(f"prompt: token ids must be from 0 to {self._vocabulary - 1}", path="prompt")
+            if not expanded:
+                ids = self._surrounded_ids(ids)
         slots: list[tuple[Slot, Modality]] = []
         if not expanded:
             for modality, token in self._placeholders.items():
@@ -110,9 +142,62 @@ class PromptReader:
             slots.sort(key=lambda pair: pair[0].start)
         return TokenizedPrompt(ids, slots, media)
 
+    def read_text(self, prompt: Any) -> tuple[str, bool, dict[Modality, list[Any]]]:
+        """A prompt as text, for models that find the places of media by themselves.
+
+        Args:
+            prompt: text, or chat messages in the OpenAI content-part shape.
+
+        Returns:
+            The text, whether a chat template rendered it, and the media inside the messages.
+
+        Raises:
+            RequestError: as for `read`, and messages in which a client's text reads as a token of the model.
+            UsageError: it is neither.
+        """
+        media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
+        if isinstance(prompt, str):
+            self._check_text(prompt)
+            return prompt, False, media
+        if not _is_messages(prompt):
+            raise UsageError("this model takes text or messages, not token ids", argument="prompt")
+        messages = [_plain_message(message, index, media) for index, message in enumerate(prompt)]
+        ids, text = self._encode_messages(messages), self._render(messages)
+        if not np.array_equal(ids, self._encode(self._surrounded(text), rendered=True)):
+            raise RequestError(
+                "messages: text in them reads as a special token of the model, which takes its prompt as text",
+                path="messages",
+            )
+        return text, True, media
+
+    def _check_text(self, prompt: str) -> None:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
+
+    def _surrounded(self, text: str) -> str:
+        """The text with what the model writes around each placeholder."""
+        for token, (before, behind) in self._surround.items():
+            text = text.replace(token, before + token + behind)
+        return text
+
+    def _surrounded_ids(self, ids: np.ndarray) -> np.ndarray:
+        """As `_surrounded`, for ids: there is no text with which a tokenizer could join it."""
+        for token, texts in self._surround.items():
+            before, behind = (self._encode(text, rendered=True) for text in texts)
+            places = np.flatnonzero(ids == self._tokenizer.convert_tokens_to_ids(token))
+            for place in places[::-1]:
+                ids = np.concatenate([ids[:place], before, ids[place : place + 1], behind, ids[place + 1 :]])
+        return ids
+
+    def surrounding(self, modality: Modality) -> int:
+        """Tokens of the text around one placeholder, where it stands alone."""
+        token = str(self._tokenizer.convert_ids_to_tokens(self._placeholders[modality]))
+        return sum(len(self._encode(text, rendered=True)) for text in self._surround.get(token, ()))
+
     def _encode(self, text: str, *, rendered: bool = False) -> np.ndarray:
-        # What a template rendered has its special tokens already; a tokenizer that adds one of its own would repeat it.
-        return np.asarray(self._tokenizer(text, add_special_tokens=not rendered)["input_ids"], dtype=np.int64)
+        if not rendered:
+            return np.asarray(self._tokenizer(text)["input_ids"], dtype=np.int64)
+        return encode_rendered(self._tokenizer, text)
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -133,7 +218,7 @@ class PromptReader:
         """
         text = self._render(messages)
         if self._split is None:
-            return self._encode(text, rendered=True)
+            return self._encode(self._surrounded(text), rendered=True)
         for choose in (self._any_first_character, self._whole_tokens):
             masked = _Mask(choose, self._whole_tokens)
             try:
@@ -144,6 +229,8 @@ class PromptReader:
                 break
         else:
             raise RequestError("messages: the chat template changes with the special tokens in them", path="messages")
+        # A stand-in hides a client's placeholder, so that nothing is written around what is only text.
+        text, veiled = self._surrounded(text), self._surrounded(veiled)
         ids = self._encode(text, rendered=True)
         if not masked.used:
             return ids
@@ -181,8 +268,9 @@ class PromptReader:
         for index, run in enumerate(self._split.split(text)):
             if index % 2:
                 ids.append(self._protected[run])
-            elif run:
-                ids.extend(tokenizer.encode(reveal(run), add_special_tokens=False).ids)
+                continue
+            for segment in filter(None, run.split(SEGMENT_BREAK)):
+                ids.extend(tokenizer.encode(reveal(segment), add_special_tokens=False).ids)
         return np.array(ids, dtype=np.int64)
 
     def _text_tokenizer(self) -> Any:

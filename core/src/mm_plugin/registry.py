@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import importlib_metadata
 import msgspec
@@ -62,7 +62,24 @@ DIGESTS = "mm_plugin.digests"
 CLAIM_GROUPS = (ARCHITECTURES, MODEL_TYPES, FALLBACK, DIGESTS, STORES, OBSERVERS)
 EXCLUSIVE_GROUPS = (ARCHITECTURES, MODEL_TYPES, DIGESTS, STORES, OBSERVERS)
 
+FallbackUse = Literal["unclaimed", "always", "never"]
 State = Literal["available", "loaded", "disabled", "failed", "conflict", "incompatible"]
+
+
+class OpenedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin made of one checkpoint from which it learns what it serves (`ModelSpec.specialise`).
+
+    Attributes:
+        checkpoint: the folder.
+        model: name of the spec that it made; None where it refused.
+        notes: what it says of it, such as which code prepares media.
+        error: why it refused.
+    """
+
+    checkpoint: str
+    model: str | None = None
+    notes: dict[str, str] = {}
+    error: str | None = None
 
 
 class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +104,7 @@ class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
         report_to: where the plugin's authors take reports.
         traceback: the whole traceback as text.
         elapsed_ms: milliseconds that its import and registration took.
+        opened: what it made of each checkpoint that was opened with it, where it learns from them what it serves.
     """
 
     name: str
@@ -106,6 +124,7 @@ class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
     report_to: str | None = None
     traceback: str | None = None
     elapsed_ms: float | None = None
+    opened: tuple[OpenedModel, ...] = ()
 
     def summary(self) -> str:
         """One line: who it is, what is wrong, what to do."""
@@ -141,6 +160,7 @@ class _Plugin:
         self.specs: tuple[ModelSpec, ...] = ()
         self.services: dict[str, Mapping[str, Any]] = {}
         self.package: ModuleType | None = None
+        self.opened: dict[str, OpenedModel] = {}
 
     # The distribution's name and version cost a file read each, so discovery never touches them.
     @property
@@ -169,6 +189,7 @@ class _Plugin:
             claims={_kind(group): tuple(names) for group, names in sorted(self.claims.items())},
             state=self.state,
             report_to=_report_to(self.dist),
+            opened=tuple(self.opened.values()),
             **self.facts,
         )
 
@@ -508,35 +529,55 @@ class Registry:
         *,
         architecture: str | None = None,
         plugin: str | None = None,
+        fallback: FallbackUse = "unclaimed",
     ) -> ModelSpec:
         """The one model that serves a config.
 
         The top-level `architectures` are tried in order; only where they are absent or empty is the top-level `model_type`
-        tried. Nested configs are never read. What no installed plugin claims goes to the fallback, where there is one.
+        tried. Nested configs are never read. What no installed plugin claims goes to the fallback, where there is one; what
+        such a plugin learns from a checkpoint (`ModelSpec.specialise`) is not known here.
 
         Args:
             config: a checkpoint folder, a config as a mapping, or a `PretrainedConfig`.
             architecture: try this in place of the config's own.
             plugin: name of the plugin to use; settles a conflict.
+            fallback: when the fallback serves a model: `unclaimed`, where no installed plugin claims it; `always`, also where
+                every plugin that claims it is disabled, broken or in conflict; or `never`.
 
         Raises:
             NoModelError: nothing serves it; carries the record of every plugin.
-            UsageError: `config` is none of these.
+            UsageError: `config` is none of these, or `fallback` is no such word.
             PluginLoadError: with `strict`, when the plugin is broken.
         """
-        return self._resolve(config, architecture, plugin)[1]
+        return self._resolve(config, architecture, plugin, fallback)[1]
 
-    def _resolve(self, config: Any, architecture: str | None, chosen: str | None) -> tuple[_Plugin, ModelSpec]:
+    def _resolve(
+        self, config: Any, architecture: str | None, chosen: str | None, fallback: str
+    ) -> tuple[_Plugin, ModelSpec]:
+        if fallback not in get_args(FallbackUse):
+            known = ", ".join(get_args(FallbackUse))
+            raise UsageError(f"fallback={fallback!r} is none of {known}", argument="fallback")
         asked = _asked(config, architecture)
+        refused: NoModelError | None = None
         with self._lock:
             for group, name in asked:
-                plugin = self._claimant(group, name, chosen, asked)
+                try:
+                    plugin = self._claimant(group, name, chosen, asked)
+                except NoModelError as error:
+                    if fallback != "always":
+                        raise
+                    refused = refused or error
+                    continue
                 if plugin is not None:
                     return plugin, _spec_for(plugin, group, name)
-            plugin = self._fallback(chosen, asked) if asked else None
-            if plugin is not None:
-                return plugin, plugin.specs[0]
-            raise self._no_model(asked, "no installed plugin claims it")
+            if asked and fallback != "never":
+                why = "no installed plugin claims it" if chosen is None else "the caller chose it"
+                if refused is not None:
+                    why = f"fallback='always', and what claims it cannot serve: {refused.message.splitlines()[0]}"
+                plugin = self._fallback(chosen, asked, why)
+                if plugin is not None:
+                    return plugin, plugin.specs[0]
+            raise refused or self._no_model(asked, "no installed plugin claims it")
 
     def _claimant(self, group: str, name: str, chosen: str | None, asked: Sequence[tuple[str, str]]) -> _Plugin | None:
         candidates = self._claims.get((group, name), [])
@@ -553,7 +594,7 @@ class Registry:
             raise self._no_model(asked, broken.record().summary()) from (self._load_error(broken) if live else None)
         return live[0]
 
-    def _fallback(self, chosen: str | None, asked: Sequence[tuple[str, str]]) -> _Plugin | None:
+    def _fallback(self, chosen: str | None, asked: Sequence[tuple[str, str]], why: str) -> _Plugin | None:
         live = [
             plugin
             for plugin in self._plugins
@@ -568,7 +609,6 @@ class Registry:
         from mm_plugin.events import Fallback
 
         names = ", ".join(name for _, name in asked)
-        why = "no installed plugin claims it" if chosen is None else "the caller chose it"
         logger.warning("mm-plugin: the fallback %s serves %s: %s", live[0].label, names, why)
         self.observers.emit(Fallback(what=names, used=live[0].name, why=why))
         return live[0]
@@ -593,6 +633,7 @@ class Registry:
         *,
         architecture: str | None = None,
         plugin: str | None = None,
+        fallback: FallbackUse = "unclaimed",
         **options: Any,
     ) -> ModelProcessor:
         """Open a checkpoint's processor.
@@ -601,6 +642,7 @@ class Registry:
             checkpoint: a folder or a hub id.
             architecture: serve it as this, in place of what its config says.
             plugin: name of the plugin to use; settles a conflict.
+            fallback: as for `resolve`.
             **options: options of the plugin's `Options`, fixed from now on; they win over the checkpoint's.
 
         Raises:
@@ -610,8 +652,10 @@ class Registry:
         """
         from mm_plugin.processor import ModelProcessor, Runtime
 
-        opened, found, spec = self._open(checkpoint, architecture, plugin)
+        opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "processor", ModelProcessor)
+        if spec.tokenizer is not None:
+            opened = opened.with_tokenizer(self._load_class(found, spec, "tokenizer", None))
         runtime = Runtime(
             settings=self.settings,
             executor=self.executor,
@@ -632,6 +676,7 @@ class Registry:
         *,
         architecture: str | None = None,
         plugin: str | None = None,
+        fallback: FallbackUse = "unclaimed",
         device: Any = "cpu",
         dtype: Any = None,
     ) -> Encoder:
@@ -641,6 +686,7 @@ class Registry:
             checkpoint: a folder or a hub id.
             architecture: serve it as this.
             plugin: name of the plugin to use.
+            fallback: as for `resolve`.
             device: torch device for the weights.
             dtype: torch dtype, or None for the checkpoint's own.
 
@@ -652,7 +698,7 @@ class Registry:
         from mm_plugin.encoder import Encoder
 
         _check_placement(device, dtype)
-        opened, found, spec = self._open(checkpoint, architecture, plugin)
+        opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "encoder", Encoder)
         with _blaming(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
             encoder: Encoder = cls.load(opened, device, dtype)
@@ -684,13 +730,43 @@ class Registry:
             spec = next((spec for spec in found.specs if getattr(spec, field) is not None), None)
         return None if spec is None else self._load_class(found, spec, field, base)
 
-    def _open(self, checkpoint: Any, architecture: str | None, chosen: str | None) -> tuple[Checkpoint, _Plugin, Any]:
+    def _open(
+        self, checkpoint: Any, architecture: str | None, chosen: str | None, fallback: str
+    ) -> tuple[Checkpoint, _Plugin, ModelSpec]:
         from mm_plugin.checkpoint import Checkpoint
 
         self._check_open()
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
-        plugin, spec = self._resolve(opened.config, architecture, chosen)
+        plugin, spec = self._resolve(opened.config, architecture, chosen, fallback)
+        if spec.specialise is not None:
+            spec, opened = self._specialise(plugin, spec, opened)
         return opened, plugin, spec
+
+    def _specialise(self, plugin: _Plugin, spec: ModelSpec, opened: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
+        """What a plugin that learns from a checkpoint makes of it, kept in its record; so is why it refuses."""
+        from mm_plugin.checkpoint import Checkpoint
+        from mm_plugin.spec import ModelSpec
+
+        place = str(opened.folder)
+        make = self._load_class(plugin, spec, "specialise", None)
+        try:
+            with _blaming(plugin, PluginLoadError, f"{spec.specialise} failed on {place}"):
+                made = make(spec, opened)
+            good = isinstance(made, tuple) and [type(part) for part in made] == [ModelSpec, Checkpoint]
+            if not good or made[0].specialise is not None:
+                raise PluginLoadError(
+                    f"{plugin.label}: {spec.specialise} must return (ModelSpec, Checkpoint), the spec without specialise",
+                    **plugin.blame,
+                )
+        except MMPluginError as error:
+            with self._lock:
+                plugin.opened[place] = OpenedModel(checkpoint=place, error=error.message)
+            raise
+        special: ModelSpec = made[0]
+        checkpoint: Checkpoint = made[1]
+        with self._lock:
+            plugin.opened[place] = OpenedModel(checkpoint=place, model=special.name, notes=dict(special.notes))
+        return special, checkpoint
 
     def _load_class(self, plugin: _Plugin, spec: ModelSpec, field: str, base: type | None) -> Any:
         """The class (a function where `base` is None) that a spec names, with the plugin to blame where it cannot be had."""

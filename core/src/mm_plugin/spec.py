@@ -34,8 +34,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         processor: `"module:Class"` of the `ModelProcessor`.
         encoder: `"module:Class"` of the `Encoder`.
         positions: `"module:function"` that gives M-RoPE positions, or None for ordinary positions.
+        tokenizer: `"module:function"` that opens the tokenizer from a `Checkpoint`, for models whose folders transformers'
+            `AutoTokenizer` opens wrongly or not at all; None for `AutoTokenizer`.
         embed: `"module:function"` in place of the core's way to embed, or None.
         demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
+        surround: by modality, the text that the model's own processor writes before and behind a placeholder. It is written
+            before the prompt is tokenised, because a tokenizer may join it with the text around it.
+        specialise: `"module:function"` that is called with this spec and an open `Checkpoint` and returns the spec for that
+            checkpoint and the `Checkpoint` to go on with, for plugins that learn from a checkpoint what they serve of it.
+            `modalities`, `placeholders` and `fields` may then be empty here.
+        notes: what a plugin says of a spec that it made for one checkpoint, kept in the plugin's record.
 
     Raises:
         SpecError: the declaration contradicts itself.
@@ -53,8 +61,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     token_pairs: tuple[tuple[str, str], ...] = ()
     padding: str = "pairs"
     positions: str | None = None
+    tokenizer: str | None = None
     embed: str | None = None
     demo: str | None = None
+    surround: Mapping[Modality, tuple[str, str]] = {}
+    specialise: str | None = None
+    notes: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         def refuse(what: str) -> NoReturn:
@@ -70,7 +82,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("architectures", "model_types"):
             if not all(isinstance(served, str) and served for served in getattr(self, name)):
                 refuse(f"{name} must hold names")
-        if not self.modalities:
+        if not self.modalities and self.specialise is None:
             refuse("modalities is empty; a plugin serves at least one")
         for modality in self.modalities:
             if not isinstance(modality, Modality):
@@ -91,11 +103,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             for pair in self.token_pairs
         ):
             refuse("token_pairs must hold (start, end) token strings")
+        if not isinstance(self.surround, Mapping) or not all(
+            modality in self.modalities
+            and isinstance(texts, tuple)
+            and len(texts) == 2
+            and all(isinstance(text, str) for text in texts)
+            for modality, texts in self.surround.items()
+        ):
+            refuse("surround must hold (before, behind) texts of its modalities")
+        if not isinstance(self.notes, Mapping) or not all(
+            isinstance(text, str) for pair in self.notes.items() for text in pair
+        ):
+            refuse("notes must be texts by name")
         if self.padding not in PADDING_RULES and not _REFERENCE.fullmatch(str(self.padding)):
             refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
         if self.padding == "pairs" and not self.token_pairs:
             refuse("padding='pairs' needs token_pairs")
-        for name in ("processor", "encoder", "positions", "embed", "demo"):
+        for name in ("processor", "encoder", "positions", "tokenizer", "embed", "demo", "specialise"):
             value = getattr(self, name)
             if value is None and name not in ("processor", "encoder"):
                 continue

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, ModelProcessor, Registry
-from mm_plugin.testing import photographs, sweep_options, sweep_provenance
+from mm_plugin.testing import photographs, sweep_options, sweep_provenance, zoo
 
 IMAGE_OPTIONS = {"background", "min_pixels", "max_pixels", "resize", "feature_format"}
 VIDEO_OPTIONS = {
@@ -59,3 +59,18 @@ def test_every_option_that_changes_a_medium_changes_its_source_key(
 @pytest.mark.case("2.1")
 def test_no_text_in_a_message_becomes_a_token_of_the_model(compact: ModelProcessor) -> None:
     assert sweep_provenance(compact, medium=photographs()[1][1], rounds=150) == 0
+
+
+@pytest.mark.case("1.7")
+@pytest.mark.case("1.10")
+def test_every_odd_image_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
+    thin = ("png/1 x 300", "png/300 x 1")  # a side over 200 times the other
+    taken = zoo.sweep(compact, zoo.images(), may_refuse=thin)
+    assert len(taken) > 100
+    assert not set(thin) & set(taken)
+
+
+@pytest.mark.case("9.1")
+def test_every_odd_clip_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
+    pytest.importorskip("av")
+    assert len(zoo.sweep(compact, zoo.clips())) > 30

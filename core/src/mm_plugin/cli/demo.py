@@ -17,14 +17,15 @@ from rich.markup import escape
 from rich.table import Table
 
 import mm_plugin
-from mm_plugin.cli.picture import draw
+from mm_plugin.cli.picture import clip_view, draw, row_view
 from mm_plugin.cli.plugins import plugin_table
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
-from mm_plugin.media import open_image
+from mm_plugin.media import SampledVideo, open_image, open_video
+from mm_plugin.processor import TakesVideos
 from mm_plugin.registry import Registry, discover
 from mm_plugin.settings import Settings
-from mm_plugin.testing import Demo, embed_in_chunks, photographs
+from mm_plugin.testing import Demo, DrawsViews, ShownClip, ShowsVideos, View, embed_in_chunks, photographs
 
 if TYPE_CHECKING:
     from mm_plugin.processor import ModelProcessor
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # As many items as a terminal of 80 columns shows side by side.
 _ITEMS_ABREAST = 2
+_FRAMES_NAMED = 12
 
 
 class _Counts:
@@ -55,12 +57,21 @@ class _Counts:
         return counts
 
 
-def demo(model: str | None, *, files: Sequence[Path], chunk: int, picture: Path, rebuild: bool) -> int:
-    """Process two photographs, embed them whole and in chunks, compare with the model's own forward, and draw the prompt.
+def demo(
+    model: str | None,
+    *,
+    images: Sequence[Path],
+    videos: Sequence[Path],
+    chunk: int,
+    picture: Path,
+    rebuild: bool,
+) -> int:
+    """Process two photographs or given media, embed them whole and in chunks, compare with the model's own forward, and draw.
 
     Args:
         model: name of the plugin to show; the first that has a demo where None.
-        files: pictures in place of the bundled ones.
+        images: pictures in place of the bundled ones.
+        videos: clips that come after the pictures; the bundled ones are left out then.
         chunk: tokens in a prefill chunk.
         picture: PNG file to write.
         rebuild: make the tiny checkpoint anew.
@@ -70,11 +81,16 @@ def demo(model: str | None, *, files: Sequence[Path], chunk: int, picture: Path,
     """
     console = Console()
     _prepare_place(picture)
-    images = [(file.name, _read(file)) for file in files] or photographs()
+    clips = [(file.name, _read(file)) for file in videos]
+    pictures = [(file.name, _read(file)) for file in images]
+    if not pictures and not clips:
+        pictures = photographs()
     with discover() as registry:
         console.print(plugin_table(registry.plugins))
         name, shown = _choose(registry, model)
-        show = _Show(console, registry, shown, images, chunk)
+        if clips and not isinstance(shown, ShowsVideos):
+            raise UsageError(f"the demo of {name} shows no videos", argument="video")
+        show = _Show(console, registry, shown, pictures, clips, chunk)
         with console.status(f"{name}: making the checkpoint"):
             folder = _checkpoint(registry, name, shown, rebuild=rebuild)
         with console.status(f"{name}: opening the model (this imports torch and transformers)"):
@@ -94,10 +110,18 @@ class _Show:
     """The acts of the demo, in order."""
 
     def __init__(
-        self, console: Console, registry: Registry, shown: Demo, images: Sequence[tuple[str, bytes]], chunk: int
+        self,
+        console: Console,
+        registry: Registry,
+        shown: Demo,
+        images: Sequence[tuple[str, bytes]],
+        videos: Sequence[tuple[str, bytes]],
+        chunk: int,
     ) -> None:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
-        self._names, self._images = [name for name, _ in images], [_plain_png(data) for _, data in images]
+        self._names = [name for name, _ in (*images, *videos)]
+        self._images, self._videos = [_plain_png(data) for _, data in images], [data for _, data in videos]
+        self._clips: list[ShownClip] = []
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
@@ -112,32 +136,63 @@ class _Show:
         self._model = self._demo.open_model(folder)
         self._embedding = self._demo.input_embedding(self._model)
         self._prompt = self._demo.prompt(len(self._images))
+        if isinstance(self._demo, ShowsVideos) and self._videos:
+            self._prompt = self._demo.video_prompt(len(self._images), len(self._videos))
         options = ", ".join(f"{key}={value}" for key, value in self._demo.options.items())
         self._console.print(f"checkpoint  {escape(str(folder))}  {escape(options)}", highlight=False)
 
     def process(self) -> None:
         """The prompt and its media, a table row per item."""
-        self._output = output = self._processor.process(self._prompt, self._images)
+        self._output = output = self._process(self._images)
         self._counts.take()
         self._console.print(f"a prompt of {len(output.input_ids)} tokens, {len(output.mm_items)} media")
-        facts = [self._facts(*entry) for entry in zip(self._images, output.mm_items, strict=True)]
+        of_images, of_videos = output.mm_items[: len(self._images)], output.mm_items[len(self._images) :]
+        names = self._names[len(self._images) :]
+        self._clips = [self._clip(*entry) for entry in zip(names, self._videos, of_videos, strict=True)]
+        facts = [self._facts(*entry) for entry in zip(self._images, of_images, strict=True)]
+        facts += map(self._clip_facts, self._clips)
         for first in range(0, len(facts), _ITEMS_ABREAST):
             shown = slice(first, first + _ITEMS_ABREAST)
             table = Table(
                 "medium", *map(escape, self._names[shown]), title="Items", title_justify="left", show_lines=True
             )
-            for label in facts[first]:
-                table.add_row(label, *(escape(entry[label]) for entry in facts[shown]))
+            for label in dict.fromkeys(label for entry in facts[shown] for label in entry):
+                table.add_row(label, *(escape(entry.get(label, "")) for entry in facts[shown]))
             self._console.print(table)
+
+    def _process(self, images: Sequence[bytes]) -> MultimodalProcessorOutput:
+        return self._processor.process(self._prompt, images, self._videos)
 
     def _facts(self, data: bytes, item: MultimodalDataItem) -> dict[str, str]:
         boxes = self._demo.row_boxes(self._processor, item)
         with Image.open(io.BytesIO(data)) as image:
             size = f"{image.height} x {image.width}"
+        return {"size": size, "resized": f"{boxes.height} x {boxes.width}", **self._common_facts(item)}
+
+    def _clip(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownClip:
+        """The clip with the frames that the plugin chose of it."""
+        assert isinstance(self._processor, TakesVideos)
+        size = open_video(data, path="video", settings=Settings()).probe()
+        chosen = self._processor.sample(size, self._processor.options)
+        return ShownClip(
+            name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
+        )
+
+    def _clip_facts(self, clip: ShownClip) -> dict[str, str]:
+        times = ", ".join(f"{time:.2f}" for time in clip.size.timestamps[:_FRAMES_NAMED])
+        more = ", ..." if clip.size.frames > _FRAMES_NAMED else ""
+        boxes = self._demo.row_boxes(self._processor, clip.item)
+        return {
+            "size": f"{clip.size.height} x {clip.size.width}",
+            "resized": f"{boxes.height} x {boxes.width}",
+            "frames": f"{clip.size.frames}, {clip.size.fps:.3f} a second",
+            "at seconds": times + more,
+            **self._common_facts(clip.item),
+        }
+
+    def _common_facts(self, item: MultimodalDataItem) -> dict[str, str]:
         fields = {key: str(np.asarray(value).tolist()) for key, value in item.model_specific_data.items()}
         return {
-            "size": size,
-            "resized": f"{boxes.height} x {boxes.width}",
             **fields,
             "tokens": str(item.num_tokens),
             "span": ", ".join(f"{start}..{end}" for start, end in item.offsets),
@@ -152,26 +207,30 @@ class _Show:
         calls_whole = self._counts.take()[2]
         chunked = self._embed(output, self._chunk)
         calls_chunked = self._counts.take()[2]
-        reference = self._demo.reference(self._model, self._folder, output.input_ids, self._images)
+        if isinstance(self._demo, ShowsVideos) and self._clips:
+            reference = self._demo.video_reference(self._model, self._folder, output, self._images, self._clips)
+        else:
+            reference = self._demo.reference(self._model, self._folder, output.input_ids, self._images)
         logits = self._demo.logits(self._model, whole, output.mrope_positions)
         parts = -(-len(output.input_ids) // self._chunk)
         table = Table(title="Embeddings", title_justify="left")
         for column in ("ours with", "largest difference", "allowed", "encoder calls"):
             table.add_column(column)
         self._row(table, f"{parts} chunks of {self._chunk}, the whole", _apart(chunked, whole), 1e-5, calls_chunked)
-        self._row(table, "embeddings, transformers", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
-        self._row(table, "logits, transformers", _apart(logits, reference.logits), 1e-4)
+        name = self._demo.reference_name
+        self._row(table, f"embeddings, {name}", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, f"logits, {name}", _apart(logits, reference.logits), 1e-4)
         if reference.position_ids is not None and output.mrope_positions is not None:
             apart = int(np.abs(output.mrope_positions - reference.position_ids).max())
-            self._row(table, "positions, transformers", apart, 0)
+            self._row(table, f"positions, {name}", apart, 0)
         self._console.print(table)
 
     def repeat(self) -> None:
         """The same request again: nothing is decoded and nothing is encoded."""
-        again = self._processor.process(self._prompt, self._images)
+        again = self._process(self._images)
         self._embed(again, len(again.input_ids), cached=True)
         self._counts.take()
-        again = self._processor.process(self._prompt, self._images)
+        again = self._process(self._images)
         self._embed(again, len(again.input_ids), cached=True)
         decoded, repeated, calls = self._counts.take()
         same = all(a.identity == b.identity for a, b in zip(again.mm_items, self._output.mm_items, strict=True))
@@ -183,7 +242,9 @@ class _Show:
 
     def change_a_pixel(self) -> None:
         """One level of one pixel of the first medium: another identity, and the cache ids part where it begins."""
-        changed = self._processor.process(self._prompt, [_one_pixel_off(self._images[0]), *self._images[1:]])
+        if not self._images:
+            return
+        changed = self._process([_one_pixel_off(self._images[0]), *self._images[1:]])
         self._counts.take()
         first, before = changed.mm_items[0], self._output.mm_items[0]
         common = _common_prefix(changed.padded_input_ids, self._output.padded_input_ids)
@@ -196,16 +257,23 @@ class _Show:
 
     def paint(self, file: Path) -> None:
         """The photographs with their grids, and the prompt as a strip of tokens."""
-        items = self._output.mm_items
-        draw(
-            [
-                (name, data, self._demo.row_boxes(self._processor, item))
-                for name, data, item in zip(self._names, self._images, items, strict=True)
-            ],
-            self._output,
-            chunk=self._chunk,
-        ).save(file, format="PNG")
+        pictures = zip(self._names, self._images, self._output.mm_items, strict=False)
+        views = [self._views(*entry) for entry in pictures]
+        views += [[clip_view(clip, self._time_axis(clip.item))] for clip in self._clips]
+        draw(views, self._output, chunk=self._chunk, positions=bool(self._clips)).save(file, format="PNG")
         self._console.print(f"picture  {escape(str(file))}", highlight=False)
+
+    def _time_axis(self, item: MultimodalDataItem) -> np.ndarray | None:
+        """The time axis of an item's positions, a value for each temporal patch."""
+        if self._output.mrope_positions is None:
+            return None
+        ((start, end),) = item.offsets
+        return np.unique(self._output.mrope_positions[0, start : end + 1])
+
+    def _views(self, name: str, data: bytes, item: MultimodalDataItem) -> Sequence[View]:
+        if isinstance(self._demo, DrawsViews):
+            return self._demo.views(self._processor, item, name, data)
+        return [row_view(name, data, self._demo.row_boxes(self._processor, item))]
 
     def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
         cache = self._registry.embedding_cache if cached else None

@@ -32,6 +32,13 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--image", type=Path, action="append", metavar="FILE", help="a picture of your own; may be repeated"
     )
+    demo.add_argument(
+        "--video",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a clip of your own; may be repeated (extra `video`)",
+    )
     demo.add_argument("--chunk", type=_count, default=64, metavar="TOKENS", help="tokens in a prefill chunk (64)")
     demo.add_argument("--picture", type=Path, default=Path("mm-plugin-demo.png"), metavar="FILE", help="where to draw")
     demo.add_argument("--rebuild", action="store_true", help="make the tiny checkpoint anew")
@@ -61,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return demo(
             arguments.model,
-            files=arguments.image or (),
+            images=arguments.image or (),
+            videos=arguments.video or (),
             chunk=arguments.chunk,
             picture=arguments.picture,
             rebuild=arguments.rebuild,

@@ -72,7 +72,8 @@ def plugin_table(records: Iterable[PluginRecord]) -> Table:
     for column in ("name", "distribution", "state", "serves"):
         table.add_column(column, overflow="fold")
     for record in records:
-        serves = [name for names in record.claims.values() for name in names]
+        serves = [name for kind, names in record.claims.items() if kind != "fallback" for name in names]
+        serves += ["whatever else it can open (fallback)"] * ("fallback" in record.claims)
         table.add_row(
             escape(record.name),
             escape(f"{record.distribution} {record.version}"),

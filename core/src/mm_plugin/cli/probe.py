@@ -18,13 +18,15 @@ BASES = {
     "encoder": Encoder,
     "padding": None,
     "positions": None,
+    "tokenizer": None,
     "embed": None,
     "demo": Demo,
+    "specialise": None,
 }
 
 
 def main(name: str, answer: str) -> None:
-    """Import the plugin, its processor, encoder, positions and demo, and write the record as JSON."""
+    """Import the plugin, everything that it names, and write the record as JSON."""
     record = discover().check_plugin(name, BASES)
     Path(answer).write_bytes(msgspec.json.encode(record))
 

@@ -6,17 +6,14 @@ Knows no model: modules, weights and numbers are arguments.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from mm_plugin.errors import UsageError
-
-if TYPE_CHECKING:
-    from mm_plugin.checkpoint import Checkpoint
+from mm_plugin.checkpoint import Checkpoint, check_tensors
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 # A kernel for segments of any length takes a call for all of them; only these dtypes have one.
@@ -45,34 +42,10 @@ def load_tower(
     with torch.device("meta"):
         module = make()
     tensors = checkpoint.tensors(prefixes, device=device, dtype=dtype)
-    check_tensors(tensors, module.state_dict(), f"{checkpoint.folder}: its tensors under {' or '.join(prefixes)}")
+    what = f"{checkpoint.folder}: its tensors under {' or '.join(prefixes)} are not those of its vision tower"
+    check_tensors(tensors, module.state_dict(), what=what)
     module.load_state_dict(tensors, strict=True, assign=True)
     return module.eval().requires_grad_(False)
-
-
-def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse tensors that are not exactly those of a module, by their first names.
-
-    Args:
-        found: by name.
-        expected: the module's state, whose values are not read.
-        where: what the tensors are, for the message.
-
-    Raises:
-        UsageError: a tensor is missing, unexpected, or of another shape.
-    """
-    faults = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
-        "of another shape": [
-            f"{name} {list(found[name].shape)} where its config.json says {list(tensor.shape)}"
-            for name, tensor in expected.items()
-            if name in found and found[name].shape != tensor.shape
-        ],
-    }
-    said = [f"{len(names)} {fault} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
-    if said:
-        raise UsageError(f"{where} are not those of its vision tower: {'; '.join(said)}", argument="checkpoint")
 
 
 class PatchEmbedding:

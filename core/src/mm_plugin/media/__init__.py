@@ -1,7 +1,8 @@
 """Untrusted bytes, paths, URLs, arrays, PIL objects, frames and samples -> one normalised medium. Every limit on media ends here.
 
 `sources` and `remote` find the encoded bytes, `images`, `video` and `audio` decode, `containers` opens what the last two share;
-`limits` says what a medium may be at most, and `sizes` what it is before and after it is decoded.
+`inner` reads what the pictures within a file claim; `limits` says what a medium may be at most, and `sizes` what it is before and
+after it is decoded.
 """
 
 from __future__ import annotations

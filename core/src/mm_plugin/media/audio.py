@@ -5,8 +5,9 @@ Channels are averaged, then the sound is resampled. A sound of the right rate ke
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ from mm_plugin.structs import Modality
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
 
 # FFmpeg's names.
-_FORMATS = "wav,w64,aiff,flac,mp3,ogg,aac,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
+_FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
 _CODECS = frozenset({"flac", "mp3", "vorbis", "opus", "aac", "alac"})
 _MOST_RATE = 768_000  # Hz; what the fastest converters sell
 _PIECE = 1 << 16  # samples that are resampled together
@@ -67,7 +69,7 @@ class AudioSource:
             return AudioSize(len(self._given[0]), self._given[1])
         with decoding(self.path, "sound"), open_container(self._data or b"", _FORMATS) as container:
             stream = self._stream(container)
-            seconds = stream.duration * stream.time_base if stream.duration else None
+            seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
             if seconds is None and container.duration:
                 seconds = Fraction(container.duration, 1_000_000)
             if not seconds or seconds < 0:
@@ -96,50 +98,33 @@ class AudioSource:
 
     def _samples(self, sampling_rate: int) -> np.ndarray:
         if self._given is not None:
-            samples, rate = self._given
-            pieces = [samples]
-        else:
-            pieces, rate = self._mono()
-        count = sum(map(len, pieces))
-        if not count:
-            raise MediaError("the sound has no samples", reason="empty")
-        if rate != sampling_rate:
-            pieces = list(_resampled(pieces, rate, sampling_rate))
-        # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
-        wanted = AudioSize(count, rate).at(sampling_rate).num_samples
-        out = np.zeros(wanted, dtype=np.float32)
-        filled = 0
-        for piece in pieces:
-            part = piece[: wanted - filled]
-            out[filled : filled + len(part)] = part
-            filled += len(part)
-        if not np.isfinite(out).all():
-            raise MediaError("the sound holds samples that are no numbers", reason="samples")
-        return out
-
-    def _mono(self) -> tuple[list[np.ndarray], int]:
-        """Decoded samples, channels averaged, at the file's own rate."""
-        pieces: list[np.ndarray] = []
-        count = 0
+            return _at_rate([self._given[0]], self._given[1], sampling_rate)
         with open_container(self._data or b"", _FORMATS) as container:
-            stream = self._stream(container)
-            rate = stream.rate
-            for sound in container.decode(stream):
-                if sound.sample_rate != rate:
-                    raise MediaError("the sound's rate changes", reason="rate")
-                count += sound.samples
-                check_audio_samples(self.path, count, rate, self._settings)
-                pieces.append(_averaged(sound))
-        return pieces, rate
+            sounds = _sounds(container, self._stream(container))
+            first = next(sounds, None)
+            if first is None:
+                raise MediaError("the sound has no samples", reason="empty")
+            # The head may tell another rate: of HE-AAC that of its core, half of what is heard.
+            rate = _checked_rate(first.sample_rate)
+            return _at_rate(self._pieces(itertools.chain([first], sounds), rate), rate, sampling_rate)
 
-    def _stream(self, container: InputContainer) -> Any:
+    def _pieces(self, sounds: Iterable[AudioFrame], rate: int) -> Iterator[np.ndarray]:
+        """Decoded samples, channels averaged."""
+        count = 0
+        for sound in sounds:
+            if sound.sample_rate != rate:
+                raise MediaError("the sound's rate changes", reason="rate")
+            count += sound.samples
+            check_audio_samples(self.path, count, rate, self._settings)
+            yield _averaged(sound)
+
+    def _stream(self, container: InputContainer) -> AudioStream:
         """The first sound, ready to be decoded."""
         for stream in container.streams.audio:
             name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
             if name not in _CODECS and not name.startswith("pcm_"):
                 raise MediaError("the sound's codec is none that is decoded here", reason="codec")
-            if not 0 < stream.rate <= _MOST_RATE:
-                raise MediaError(f"a rate of {stream.rate} samples per second is none", reason="rate")
+            _checked_rate(stream.rate)
             return stream
         raise MediaError("the file holds no sound", reason="format")
 
@@ -217,6 +202,22 @@ def _as_floats(samples: np.ndarray) -> np.ndarray:
     return ((samples.astype(np.float64) - silence) / scale).astype(np.float32)
 
 
+def _checked_rate(rate: int) -> int:
+    if not 0 < rate <= _MOST_RATE:
+        raise MediaError(f"a rate of {rate} samples per second is none", reason="rate")
+    return rate
+
+
+def _sounds(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    """Every piece that can be decoded. Between the frames of an MP3 file there may be anything, which players pass over."""
+    broken = import_av().error.InvalidDataError if stream.codec_context.codec.canonical_name == "mp3" else ()
+    for packet in container.demux(stream):
+        try:
+            yield from packet.decode()
+        except broken:
+            continue
+
+
 def _averaged(sound: AudioFrame) -> np.ndarray:
     """One decoded piece, [num_samples] float32."""
     floats = _as_floats(sound.to_ndarray())
@@ -227,7 +228,34 @@ def _averaged(sound: AudioFrame) -> np.ndarray:
     return averaged
 
 
-def _resampled(pieces: list[np.ndarray], rate: int, wanted: int) -> Iterator[np.ndarray]:
+def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:
+    """The whole sound at another rate. Pieces are resampled as they come, so no more is kept than what is asked for."""
+    count = 0
+
+    def counted() -> Iterator[np.ndarray]:
+        nonlocal count
+        for piece in pieces:
+            count += len(piece)
+            if not np.isfinite(piece).all():  # a filter may make numbers of them again
+                raise MediaError("the sound holds samples that are no numbers", reason="samples")
+            yield piece
+
+    parts = list(counted() if rate == wanted else _resampled(counted(), rate, wanted))
+    if not count:
+        raise MediaError("the sound has no samples", reason="empty")
+    # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
+    out = np.zeros(AudioSize(count, rate).at(wanted).num_samples, dtype=np.float32)
+    filled = 0
+    for part in parts:
+        length = min(len(part), len(out) - filled)
+        out[filled : filled + length] = part[:length]
+        filled += length
+    if not np.isfinite(out).all():
+        raise MediaError("the sound holds samples that are no numbers", reason="samples")
+    return out
+
+
+def _resampled(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> Iterator[np.ndarray]:
     """The sound at another rate, by FFmpeg's resampler, piece by piece."""
     av = import_av()
     resampler = av.AudioResampler(format="fltp", layout="mono", rate=wanted)

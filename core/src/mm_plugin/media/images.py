@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,9 +14,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
-from mm_plugin.errors import MediaError
+from mm_plugin.errors import LimitError, MediaError, MMPluginError
 from mm_plugin.identity import digest, feature_digest, frame
+from mm_plugin.media.inner import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
 from mm_plugin.media.sizes import WHITE, Color, Medium, Size
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -35,25 +37,7 @@ _TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 _TURNED = (5, 6, 7, 8)
-# What Pillow raises on hostile files, beside OSError: its parsers are many and none promises one class.
-_DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    EOFError,
-    OverflowError,
-    AttributeError,
-    NotImplementedError,
-    RuntimeError,
-    ArithmeticError,
-    MemoryError,
-    struct.error,
-    Warning,  # a server may have turned warnings into errors
-    Image.DecompressionBombError,
-)
+_TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
 # programs (EPS), or decode a picture within the picture whose size no header told (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
@@ -67,9 +51,8 @@ def _lock_of(image: Image.Image) -> threading.Lock:
     return _LOCKS[id(image) // 16 % len(_LOCKS)]
 
 
-_ICO = b"\0\0\1\0"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
+# By how much a level of so few bits is multiplied as Pillow reads it, by Pillow's name of how it is stored.
+_SPREAD = {"L;2": 85, "L;4": 17}
 _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -100,7 +83,7 @@ class ImageSource:
             return digest(frame(["bytes", digest(self._data)]))
         if isinstance(self._value, np.ndarray):
             return digest(frame(["pixels", feature_digest(self._value)]))
-        with _decoding(self.path):
+        with _decoding(self.path, self._settings):
             image = self._open()
             return digest(frame(["pil", image, self._turn(image)]))
 
@@ -113,7 +96,7 @@ class ImageSource:
         """
         if isinstance(self._value, np.ndarray):
             return Size(*self._value.shape[:2])
-        with _decoding(self.path):
+        with _decoding(self.path, self._settings):
             image = self._open()
             width, height = image.size
             if self._turn(image) in _TURNED:
@@ -132,7 +115,7 @@ class ImageSource:
         """
         if isinstance(self._value, np.ndarray):
             return _medium(np.ascontiguousarray(self._value))
-        with _decoding(self.path):
+        with _decoding(self.path, self._settings):
             image = self._open()
             turn = self._turn(image)
             self._image = None  # what Pillow decoded goes with this call
@@ -144,6 +127,8 @@ class ImageSource:
             return self._image
         if self._value is not None:
             with _lock_of(self._value):
+                if isinstance(self._value, TiffImageFile):
+                    self._check_tiles(self._value)
                 self._value.load()
                 self._orientation = _orientation(self._value)
             self._image = self._value
@@ -156,26 +141,24 @@ class ImageSource:
                     "HEIC files are opened only where an opener is registered (pillow-heif's register_heif_opener)",
                     reason="format",
                 )
-            if data[:4] == _ICO:
-                self._check_icons(data)
+            for height, width in inner_sizes(data):
+                check_pixels(self.path, height, width, self._settings)
             image = Image.open(io.BytesIO(data), formats=formats)
             # Before load(): the header alone may promise more pixels than the machine has memory.
             check_pixels(self.path, image.height, image.width, self._settings)
+            if isinstance(image, TiffImageFile):
+                self._check_tiles(image)
+            elif isinstance(image, PngImageFile):
+                _fit_transparency(image)
             self._image = image
         return self._image
 
-    def _check_icons(self, data: bytes) -> None:
-        """The pictures within an icon file say their sizes themselves; Pillow decodes one as it opens the file."""
-        count = int.from_bytes(data[4:6], "little")
-        for index in range(count):
-            size, offset = struct.unpack_from("<II", data, 14 + 16 * index)
-            inside = data[offset : offset + min(size, _PNG_HEAD)]
-            if inside.startswith(_PNG):
-                width, height = struct.unpack_from(">II", inside, 16)
-            else:
-                width, height = struct.unpack_from("<ii", inside, 4)
-                height = abs(height) // 2  # a mask of the same size lies below the colours
-            check_pixels(self.path, height, abs(width), self._settings)
+    def _check_tiles(self, image: TiffImageFile) -> None:
+        """A tile of a TIFF is decoded whole, and may be larger than the picture."""
+        height, width = image.tag_v2.get(_TILE_LENGTH, 1), image.tag_v2.get(_TILE_WIDTH, 1)
+        if not isinstance(height, int) or not isinstance(width, int):
+            raise MediaError("the tiles of the TIFF have no size", reason="broken")
+        check_pixels(self.path, height, width, self._settings)
 
     def _turn(self, image: Image.Image) -> int:
         """The orientation by which pixels are turned, known without decoding any."""
@@ -248,7 +231,10 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
             f"{path}: {kind} must be {expected} uint8, got {list(value.shape)} {value.dtype}", path=path, reason="array"
         )
     if not isinstance(value, np.ndarray):
-        value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
+        try:
+            value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
+        except Exception as error:  # one without memory, such as of the device `meta`
+            raise MediaError(f"{path}: the tensor's levels cannot be read", path=path, reason="array") from error
     check_pixels(path, value.shape[-3], value.shape[-2], settings)
     found: np.ndarray = value
     return found
@@ -314,8 +300,18 @@ def _orientation(image: Image.Image) -> int:
     try:
         # The base class's method: a PNG's own would decode the pixels, to look for a block behind them.
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
-    except _DECODE_ERRORS:
+    except Exception:
         return 1
+
+
+def _fit_transparency(image: PngImageFile) -> None:
+    """A PNG tells its transparent level in bits of its own; Pillow spreads or narrows the pixels to 8 bits, and not that level."""
+    raw = image.tile[0][3] if image.tile else ""
+    key = image.info.get("transparency")
+    if raw in _SPREAD and isinstance(key, int):
+        image.info["transparency"] = key * _SPREAD[raw]
+    elif raw == "RGB;16B" and isinstance(key, tuple):
+        image.info["transparency"] = tuple(level >> 8 for level in key)
 
 
 def _late_orientation(data: bytes) -> int:
@@ -325,9 +321,9 @@ def _late_orientation(data: bytes) -> int:
     if last < 4 or not any(name in data[tail:] for name in _LATE_CHUNKS):
         return 1
     try:
-        with Image.open(io.BytesIO(data[:_PNG_HEAD] + data[tail:]), formats=("PNG",)) as image:
+        with Image.open(io.BytesIO(data[:PNG_HEAD] + data[tail:]), formats=("PNG",)) as image:
             return _orientation(image)
-    except _DECODE_ERRORS:
+    except Exception:
         return 1
 
 
@@ -336,17 +332,28 @@ def _medium(pixels: np.ndarray) -> Medium:
 
 
 @contextlib.contextmanager
-def _decoding(path: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into one error that names the medium, without a byte of it."""
+def _decoding(path: str, settings: Settings) -> Iterator[None]:
+    """Turn whatever a decoder raises into one error that names the medium, without a byte of it.
+
+    Pillow's parsers are many and none promises one class; warnings are here too, since a server may have turned them into errors.
+    """
     try:
         yield
     except MediaError as error:
         if error.path is not None:
             raise
         raise MediaError(f"{path}: {error.message}", path=path, reason=error.reason) from None
+    except MMPluginError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise MediaError(f"{path}: more pixels than Pillow opens on this machine", path=path, reason="bomb") from error
+        limit = min(settings.max_image_pixels, 2 * (Image.MAX_IMAGE_PIXELS or settings.max_image_pixels))
+        raise LimitError(
+            f"{path}: more pixels than are opened on this machine, at most {limit} are accepted",
+            path=path,
+            setting="max_image_pixels",
+            limit=limit,
+        ) from error
     except UnidentifiedImageError as error:
         raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
-    except _DECODE_ERRORS as error:
+    except Exception as error:
         raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from mm_plugin.errors import LimitError, MediaError
 from mm_plugin.settings import Settings
 
@@ -13,7 +15,7 @@ def exceeds(path: str, what: str, setting: str, limit: float, value: float) -> L
         path=path,
         setting=setting,
         limit=int(limit),
-        value=int(value),
+        value=int(min(value, sys.maxsize)),
     )
 
 
@@ -57,3 +59,10 @@ def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) 
     limit = settings.max_audio_seconds
     if samples > limit * rate:
         raise exceeds(path, f"{samples / rate:.3f} seconds", "max_audio_seconds", limit, samples / rate)
+
+
+def check_request_pixels(path: str, pixels: int, settings: Settings) -> None:
+    """Refuse a clip whose frames alone have more pixels than `max_request_pixels`."""
+    limit = settings.max_request_pixels
+    if pixels > limit:
+        raise exceeds(path, f"{pixels} pixels", "max_request_pixels", limit, pixels)

@@ -19,7 +19,8 @@ from mm_plugin.settings import Settings
 
 _PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+# Possessive: a long run of spaces must not be tried again from each of its places.
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}+\s*+")
 # The smallest picture that anybody encodes has more characters than this, and a path may look like base64.
 _LEAST_BASE64 = 40
 _LONGEST_PATH = 4096
@@ -52,8 +53,11 @@ def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
     elif isinstance(value, os.PathLike):
         data = _read_file(value, path, settings)
     else:
-        check_bytes(path, memoryview(value).nbytes, settings)
-        data = value if isinstance(value, bytes) else bytes(value)
+        try:
+            check_bytes(path, memoryview(value).nbytes, settings)
+            data = value if isinstance(value, bytes) else bytes(value)
+        except ValueError as error:
+            raise MediaError(f"{path}: the memory was released before it was read", path=path, reason="type") from error
     check_bytes(path, len(data), settings)
     if not data:
         raise MediaError(f"{path}: the file is empty", path=path, reason="empty")
@@ -90,6 +94,7 @@ def _read_bare(value: str, path: str, settings: Settings) -> bytes:
             return _read_file(value, path, settings)
         except MediaError:
             pass
+    _check_text(value, 4, path, settings)
     return _decode_base64(value.encode(), path, settings, "the text is no path, and as base64 it is malformed")
 
 
@@ -129,24 +134,29 @@ def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> 
 
 def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
     """RFC 2397: `data:[type][;parameter]*[;base64],data`; the last parameter says whether it is base64, in any case."""
-    head, comma, body = value.partition(",")
-    if not comma:
+    comma = value.find(",")
+    if comma < 0:
         raise MediaError(
             f"{path}: a data: URL has the form data:image/png;base64,... and this one has no comma",
             path=path,
             reason="url",
         )
-    parameters = head.split(";")[1:]
-    is_base64 = bool(parameters) and parameters[-1].strip().lower() == "base64"
-    # A byte takes one character, three where it is escaped; of base64, four thirds of that.
-    if len(body) > (4 if is_base64 else 3) * settings.max_media_bytes + 1024:
-        check_bytes(path, max(len(body) // 4, settings.max_media_bytes + 1), settings)
+    # Nothing of the text is copied before its length is known to be within reason.
+    is_base64 = value[max(0, value.rfind(";", 0, comma)) : comma].strip("; ").lower() == "base64"
+    _check_text(value, 4 if is_base64 else 3, path, settings)
     fault = "the data: URL's base64 is malformed"
     try:
-        plain = _unescape(body)
+        plain = _unescape(value[comma + 1 :])
     except ValueError as error:
         raise MediaError(f"{path}: {fault}", path=path, reason="url") from error
     return _decode_base64(plain, path, settings, fault) if is_base64 else plain
+
+
+def _check_text(value: str, characters: int, path: str, settings: Settings) -> None:
+    """Refuse text that is too long before it is copied: a byte takes at most three characters, of base64 four with its escapes."""
+    limit = settings.max_media_bytes
+    if len(value) > characters * limit + 1024:
+        check_bytes(path, max(len(value) // 4, limit + 1), settings)
 
 
 def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> bytes:

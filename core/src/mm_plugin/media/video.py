@@ -7,18 +7,19 @@ pictures; where the container can be entered at a key frame, the stretches betwe
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from mm_plugin.errors import MediaError
 from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.containers import decoding, open_container
-from mm_plugin.media.images import as_pixels, open_image
-from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_video_seconds, exceeds
+from mm_plugin.media.containers import decoding, open_container, open_packets
+from mm_plugin.media.images import ImageSource, as_pixels, open_image
+from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_request_pixels, check_video_seconds
 from mm_plugin.media.sizes import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
 from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.settings import Settings
@@ -43,7 +44,17 @@ _SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 _WORTH_SEEKING = 16
 # The matrix of an mp4 file that turns nothing, as its bytes.
 _UNTURNED = np.array([65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000], dtype=">i4").tobytes()
-_QUARTER = 90
+
+
+class _Turn(NamedTuple):
+    """How a viewer turns a frame: sides are exchanged first, then rows or columns are read backwards."""
+
+    exchanged: bool = False
+    upwards: bool = False
+    leftwards: bool = False
+
+
+_QUARTERS = (_Turn(), _Turn(True, True, False), _Turn(False, True, True), _Turn(True, False, True))  # counterclockwise
 
 
 class _Index(msgspec.Struct, frozen=True, eq=False):
@@ -51,14 +62,14 @@ class _Index(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         size: after rotation.
-        turns: quarters by which a frame is turned counterclockwise.
+        turn: how a frame is turned.
         pts: of each frame in the order in which they are shown; None where packets do not tell, and frames are counted instead.
         keys: pts of key frames, ascending.
         seekable: whether the container can be entered at a key frame.
     """
 
     size: VideoSize
-    turns: int
+    turn: _Turn
     pts: list[int] | None
     keys: list[int]
     seekable: bool
@@ -116,18 +127,23 @@ class EncodedVideo:
     # ---------------------------------------------------------------- reading packets
 
     def _read_index(self) -> _Index:
-        with open_container(self._data, _FORMATS) as container:
+        with open_packets(self._data, _FORMATS) as (container, packets):
             stream = self._stream(container)
             pts: list[int | None] = []
             keys: list[int] = []
             hidden = _hidden_frames(stream)
-            for packet in container.demux(stream):
-                if packet.size == 0 or packet.is_discard or (hidden and not memoryview(packet)[0] & hidden):
+            for packet in packets:
+                if packet.stream is not stream or packet.size == 0:
                     continue
-                pts.append(packet.pts)
-                check_frames(self.path, len(pts), self._settings)
                 if packet.is_keyframe and packet.pts is not None:
+                    if not keys:
+                        pts.clear()  # what comes before cannot be decoded: the clip was cut out of a longer one
                     keys.append(packet.pts)
+                if packet.is_discard or (hidden and not memoryview(packet)[0] & hidden):
+                    continue
+                if packet.pts is None or not keys or packet.pts >= keys[0]:
+                    pts.append(packet.pts)
+                    check_frames(self.path, len(pts), self._settings)
             if not pts:
                 raise MediaError("the video holds no frame", reason="empty")
             seekable = container.format.name in _SEEKABLE
@@ -138,30 +154,30 @@ class EncodedVideo:
             rate = stream.average_rate or stream.guessed_rate
         ordered = sorted({time for time in pts if time is not None})
         known = len(ordered) == len(pts)
-        turns = 0
+        turn = _Turn()
         if not known or not upright or not height or not width:
-            height, width, turns, shown, count = self._look(every=not known)
+            height, width, turn, shown, count = self._look(every=not known)
             if not known and shown is not None:
                 ordered = shown
             elif not known:
                 ordered, base = list(range(count)), 1 / rate if rate else None
         if base is None:
             raise MediaError("the file does not tell when its frames are shown", reason="metadata")
-        if turns % 2:
+        if turn.exchanged:
             height, width = width, height
         check_pixels(self.path, height, width, self._settings)
         times, fps = _times(ordered, base, rate)
         size = VideoSize(height, width, len(ordered), fps, times)
         check_video_seconds(self.path, size.duration, self._settings)
-        return _Index(size, turns, ordered if known else None, sorted(keys), seekable)
+        return _Index(size, turn, ordered if known else None, sorted(keys), seekable)
 
-    def _look(self, *, every: bool) -> tuple[int, int, int, list[int] | None, int]:
-        """(height, width, turns) as the first frame has them; the times of every frame, None where not all tell; their count."""
+    def _look(self, *, every: bool) -> tuple[int, int, _Turn, list[int] | None, int]:
+        """(height, width, turn) as the first frame has them; the times of every frame, None where not all tell; their count."""
         times: list[int] = []
         first, count, last, told = None, 0, None, True
         with open_container(self._data, _FORMATS) as container:
             for shown in container.decode(self._stream(container)):
-                first = (shown.height, shown.width, _turns(shown)) if first is None else first
+                first = (shown.height, shown.width, _turn_of(shown)) if first is None else first
                 if not every:
                     break
                 count += 1
@@ -224,6 +240,8 @@ class EncodedVideo:
         stretches = list(_stretches(index, wanted))
         if len(stretches) == 1 and stretches[0][1] is None:
             return  # nothing can be left out
+        from av.video.frame import PictureType
+
         with open_container(self._data, _FORMATS) as container:
             stream = self._stream(container)
             for stretch, start in stretches:
@@ -232,7 +250,13 @@ class EncodedVideo:
                 try:
                     if start is not None:
                         container.seek(start, stream=stream, backward=True)
+                    entered = start is None
                     for shown in container.decode(stream):
+                        if not entered and shown.pts is not None and start is not None and shown.pts >= start:
+                            # What is no whole picture by itself, whatever the container calls it, cannot be begun with.
+                            entered = shown.pts == start and shown.key_frame and shown.pict_type == PictureType.I
+                            if not entered:
+                                return
                         if shown.pts is not None and target is not None and shown.pts > target:
                             return
                         if shown.pts == target:
@@ -242,8 +266,8 @@ class EncodedVideo:
                             target = next(rest, None)
                             if target is None:
                                 break
-                except OSError:
-                    return  # it cannot be entered
+                except (OSError, ValueError):
+                    return  # it cannot be entered, or what is there is broken
                 if target is not None:
                     return
 
@@ -263,6 +287,7 @@ class _DecodedFrames:
             last, pixels = -1, np.zeros((0, 0, 3), dtype=np.uint8)
             for place in self._indices:
                 if place != last:
+                    del pixels  # only one is held while the next is made
                     pixels, last = _rgb(next(shown), self._index, self._background), place
                 yield pixels
 
@@ -309,8 +334,19 @@ def _times(ordered: Sequence[int], base: Fraction, rate: Fraction | None) -> tup
     return times, told if agrees else (len(ordered) - 1) / span
 
 
-def _turns(shown: VideoFrame) -> int:
-    return round(shown.rotation / _QUARTER) % 4
+def _turn_of(shown: VideoFrame) -> _Turn:
+    """From the matrix by which a place (x, y) of the frame is shown at (a x + c y, b x + d y), x to the right and y down."""
+    try:
+        side_data: Any = shown.side_data
+        matrix = bytes(side_data["DISPLAYMATRIX"])
+    except KeyError:
+        return _Turn()
+    except ValueError:  # the frame brings some other thing that PyAV has no name for
+        return _QUARTERS[round(shown.rotation / 90) % 4]
+    a, b, _, c, d = np.frombuffer(matrix, dtype=np.int32, count=5).tolist()
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        return _Turn(True, b < 0, c < 0)
+    return _Turn(False, d < 0, a < 0)
 
 
 def _rgb(shown: VideoFrame, index: _Index, background: Color) -> np.ndarray:
@@ -321,9 +357,10 @@ def _rgb(shown: VideoFrame, index: _Index, background: Color) -> np.ndarray:
         alpha = pixels[:, :, 3:].astype(np.uint16)
         front = pixels[:, :, :3] * alpha + np.array(background, dtype=np.uint16) * (255 - alpha)
         pixels = ((front + 127) // 255).astype(np.uint8)
-    if index.turns:
-        pixels = np.rot90(pixels, index.turns)
-    if pixels.shape[:2] != (index.size.height, index.size.width) or _turns(shown) != index.turns:
+    if index.turn.exchanged:
+        pixels = pixels.swapaxes(0, 1)
+    pixels = pixels[:: -1 if index.turn.upwards else 1, :: -1 if index.turn.leftwards else 1]
+    if pixels.shape[:2] != (index.size.height, index.size.width) or _turn_of(shown) != index.turn:
         raise MediaError("the video's frames are not all of one size", reason="size")
     return np.ascontiguousarray(pixels)
 
@@ -355,13 +392,10 @@ class GivenFrames:
         size = VideoSize(1, 1, count, self._fps, self._times)
         check_video_seconds(path, size.duration, settings)
         if pixels is not None:
-            total = int(np.prod(pixels.shape[:3], dtype=np.int64))
-            if total > settings.max_request_pixels:
-                raise exceeds(path, f"{total} pixels", "max_request_pixels", settings.max_request_pixels, total)
+            check_request_pixels(path, math.prod(pixels.shape[:3]), settings)
             pixels = pixels.copy()
         self._pixels = pixels
-        self._sources = [] if pixels is not None else [_picture(one, path, settings) for one in value.frames]
-        check_bytes(path, sum(source.num_bytes for source in self._sources), settings)
+        self._sources = [] if pixels is not None else list(_pictures(value.frames, path, settings))
 
     def digest(self) -> bytes:
         """What tells this clip from others: of its frames, their times, and whether they were chosen.
@@ -462,32 +496,43 @@ def whole(size: VideoSize) -> Sampling:
     return Sampling.of(size, np.arange(size.frames, dtype=np.int64))
 
 
-def _picture(value: Any, path: str, settings: Settings) -> Any:
-    return open_image(value, path=path, settings=settings)
+def _pictures(frames: Sequence[Any], path: str, settings: Settings) -> Iterator[ImageSource]:
+    """Each frame opened; together they may have as many bytes as one medium, and what is copied as many pixels as a request."""
+    total = pixels = 0
+    for frame_given in frames:
+        if hasattr(frame_given, "shape"):
+            found = as_pixels(frame_given, path, settings)
+            pixels += 0 if found is None else found.shape[0] * found.shape[1]
+            check_request_pixels(path, pixels, settings)
+        source = open_image(frame_given, path=path, settings=settings)
+        total += source.num_bytes
+        check_bytes(path, total, settings)
+        yield source
 
 
 def _given_times(path: str, value: VideoFrames, count: int) -> tuple[np.ndarray, float]:
     """Timestamps from 0 on and the rate, from whichever of the two was given."""
-    fault = f"{path}: VideoFrames needs fps or timestamps, one of the two"
     if (value.fps is None) == (value.timestamps is None):
-        raise MediaError(fault, path=path, reason="metadata")
+        raise MediaError(f"{path}: VideoFrames needs fps or timestamps, one of the two", path=path, reason="metadata")
     try:
-        if value.timestamps is None:
-            fps = float(value.fps or 0)
-            times = np.arange(count, dtype=np.float64) / fps if fps > 0 else np.full(count, np.nan)
-        else:
-            times = np.array(value.timestamps, dtype=np.float64)
-            if times.shape != (count,):
-                raise MediaError(
-                    f"{path}: {count} frames, {times.size} timestamps; each frame needs one",
-                    path=path,
-                    reason="metadata",
-                )
-            times = times - times[0]
-            fps = (count - 1) / float(times[-1]) if count > 1 and times[-1] > 0 else 1.0
+        with np.errstate(all="ignore"):  # what is no number in the end is refused below
+            if value.timestamps is None:
+                fps = float(value.fps or 0)
+                times = np.arange(count, dtype=np.float64) / fps if fps > 0 else np.full(count, np.nan)
+            else:
+                times = np.array(value.timestamps, dtype=np.float64)
+                if times.shape != (count,):
+                    raise MediaError(
+                        f"{path}: {count} frames, {times.size} timestamps; each frame needs one",
+                        path=path,
+                        reason="metadata",
+                    )
+                times = times - times[0]
+                fps = (count - 1) / float(times[-1]) if count > 1 and times[-1] > 0 else 1.0
+            steps = np.diff(times)
     except (TypeError, ValueError, OverflowError) as error:
         raise MediaError(f"{path}: fps and timestamps are numbers of seconds", path=path, reason="metadata") from error
-    if not np.isfinite(times).all() or not np.isfinite(fps) or (np.diff(times) <= 0).any():
+    if not np.isfinite(times).all() or not np.isfinite(fps) or not (steps > 0).all():
         raise MediaError(
             f"{path}: fps must be above 0, timestamps ascend, and all are finite", path=path, reason="metadata"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mm_plugin.processor.abilities import TakesAudio, TakesPrepared, TakesVideos
+from mm_plugin.processor.abilities import TakesAudio, TakesPrepared, TakesVideos, TakesWhole
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.options import BaseOptions, For
 from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime
+from mm_plugin.processor.whole import Whole, WholeItem
 
 __all__ = [
     "BaseOptions",
@@ -17,4 +18,7 @@ __all__ = [
     "TakesAudio",
     "TakesPrepared",
     "TakesVideos",
+    "TakesWhole",
+    "Whole",
+    "WholeItem",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_plugin.media import Sampling, VideoSize
+from mm_plugin.media import Medium, Sampling, VideoSize
+from mm_plugin.processor.whole import Whole
 from mm_plugin.structs import Modality
 
 Fields = Mapping[str, Any]
@@ -73,4 +74,31 @@ class TakesPrepared(ABC):
 
         Raises:
             SizeError: they do not fit together.
+        """
+
+
+class TakesWhole(ABC):
+    """For processors some of whose models take a request's media only together, because one changes what becomes of another.
+
+    Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no medium has a source key.
+    """
+
+    @abstractmethod
+    def as_a_whole(self) -> bool:
+        """Whether this open model is one of them; asked once, when it is opened."""
+
+    @abstractmethod
+    def prepare_whole(
+        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
+    ) -> Whole:
+        """Ids and items of a request with media.
+
+        Args:
+            text: the prompt, with placeholders as the model writes them.
+            media: decoded and normalised, in order, by modality.
+            options: an `Options`, all resolved.
+            rendered: the text is a rendered chat template and has its special tokens already.
+
+        Raises:
+            PlaceholderError: text and media do not fit.
         """

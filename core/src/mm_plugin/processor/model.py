@@ -212,13 +212,14 @@ class ModelProcessor(ABC):
             UsageError: unknown modality or option, or a size of another modality.
         """
         modality = self._pipeline.served(Modality.parse(modality))
+        self._pipeline.by_itself("the count")
         path = f"{modality.argument}[0]"
         with self._pipeline.guard():
             resolved = self._pipeline.table.call(options)
             known = self._pipeline.known_size(modality, size, resolved, path)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))
             replacement = self._pipeline.measure(modality, known, resolved, context, path)[1]
-        return replacement.num_rows, len(replacement.ids)
+        return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
 
     @final
     def prepare_item(
@@ -243,6 +244,7 @@ class ModelProcessor(ABC):
             RequestError, UsageError, ProcessorError: as for `process`.
         """
         modality = self._pipeline.served(Modality.parse(modality))
+        self._pipeline.by_itself("the source key")
         with self._pipeline.guard():
             item = Item(modality, f"{modality.argument}[0]", medium)
             request = self._pipeline.request_of([item], counts or {modality: 1}, Arguments(salt=salt), options)

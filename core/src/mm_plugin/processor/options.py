@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -56,13 +56,20 @@ class For(msgspec.Struct, frozen=True):
 Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
+def _preprocessor(checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
+    return checkpoint.preprocessor(modality)
+
+
 class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that the core itself reads; an author's `Options` subclasses it.
 
     Attributes:
+        read_settings: a static function over checkpoint and modality that gives what the checkpoint's files say, by option. An
+            author names another where a model keeps its settings in no file that transformers knows, or where files must agree.
         background: RGB levels behind transparent pixels, of images and of frames.
     """
 
+    read_settings: ClassVar[Callable[..., Mapping[str, Any]]] = staticmethod(_preprocessor)
     background: typing.Annotated[tuple[Level, Level, Level], For(("image", "video"))] = WHITE
 
     @classmethod
@@ -72,7 +79,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that are in force when a model is opened: load over checkpoint over default.
 
         Args:
-            checkpoint: a modality's settings are taken by name for the options about it; other names are left alone.
+            checkpoint: what `read_settings` finds of a modality is taken by name for the options about it; other names are left alone.
             modalities: whose settings; where two disagree, the first counts.
             given: options given at load.
 
@@ -82,7 +89,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         scopes = option_scopes(cls)
         settings: dict[str, Any] = {}
         for modality in reversed(modalities):
-            found = checkpoint.preprocessor(modality)
+            found = cls.read_settings(checkpoint, modality)
             # A checkpoint's settings of clips bear names that are a picture's here, and mean others by them.
             about = [name for name, scope in scopes.items() if scope.is_about(modality)]
             settings |= {name: found[name] for name in about if found.get(name) is not None}
@@ -95,7 +102,9 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
 def option_scopes(declared: type[BaseOptions]) -> dict[str, For]:
     """What each option of an author's struct is about, by name."""
     scopes = {}
-    for name, hint in typing.get_type_hints(declared, include_extras=True).items():
+    hints = typing.get_type_hints(declared, include_extras=True)
+    for name in declared.__struct_fields__:
+        hint = hints[name]
         found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
         scopes[name] = found[0] if found else For()
     return scopes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import operator
 import sys
 import threading
@@ -70,9 +71,10 @@ from mm_plugin.placeholders import (
     order_expanded,
     pad_by_offsets,
 )
-from mm_plugin.processor.abilities import Fields, TakesAudio, TakesPrepared, TakesVideos
-from mm_plugin.processor.arguments import Arguments, align_hashes, in_order
+from mm_plugin.processor.abilities import Fields, TakesAudio, TakesPrepared, TakesVideos, TakesWhole
+from mm_plugin.processor.arguments import Arguments, align_hashes, in_order, is_list
 from mm_plugin.processor.options import OptionTable
+from mm_plugin.processor.whole import checked_whole
 from mm_plugin.prompt import PromptReader
 from mm_plugin.sentinels import check_vocabulary
 from mm_plugin.settings import Settings
@@ -186,6 +188,7 @@ class Item(msgspec.Struct, eq=False):
     caller_hash: int | None = None
     claim: tuple[Any, bytes, str] | None = None  # what the caller's identity of rows must stand for
     pinned: bool = False
+    medium: Medium | None = None  # of a request that is prepared as a whole
 
 
 class Request(msgspec.Struct, eq=False):
@@ -201,6 +204,7 @@ class Request(msgspec.Struct, eq=False):
     dropped: list[str] = msgspec.field(default_factory=list)
     ended: bool = False
     lock: Any = msgspec.field(default_factory=threading.Lock)
+    text: tuple[str, bool] | None = None  # prompt, and whether it is rendered, of one that is prepared as a whole
 
 
 class Pipeline:
@@ -236,7 +240,9 @@ class Pipeline:
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(self.config))
         check_vocabulary(vocabulary)
-        self._reader = PromptReader(checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary)
+        self.reader = PromptReader(
+            checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary, surround=spec.surround
+        )
         # Fields and replacements depend on these too, and every model of a registry keeps its items in one cache.
         self._model_digest = digest(
             frame(
@@ -257,6 +263,7 @@ class Pipeline:
         bindings = runtime.bindings
         self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
         self._told: set[str] = set()
+        self._whole = model if isinstance(model, TakesWhole) and self.authored("as_a_whole", model.as_a_whole) else None
 
     def stats(self) -> Any:
         """What the preprocess cache did so far."""
@@ -266,14 +273,12 @@ class Pipeline:
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
         """Ids with slots, and an item for each medium in prompt order; no medium is touched yet."""
-        read = self._reader.read(prompt, expanded=arguments.expanded)
+        if self._whole is not None:
+            return self._begin_whole(prompt, media, arguments, options)
+        read = self.reader.read(prompt, expanded=arguments.expanded)
         values = {modality: in_order(modality, read.media[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
-        for modality in counts:
-            self.served(modality)
-        self._check_count(sum(counts.values()), "media", "max_items")
-        for modality, count in counts.items():
-            self._check_count(count, modality.argument, f"max_{modality.argument}")
+        self._check_counts(counts)
         if arguments.expanded:
             order = [modality for modality, count in counts.items() for _ in range(count)]
         else:
@@ -292,6 +297,57 @@ class Pipeline:
         request = self.request_of(items, counts, arguments, options)
         request.ids, request.slots = read.ids, [slot for slot, _ in read.slots]
         return request
+
+    def _check_counts(self, counts: Mapping[Modality, int]) -> None:
+        for modality in counts:
+            self.served(modality)
+        self._check_count(sum(counts.values()), "media", "max_items")
+        for modality, count in counts.items():
+            self._check_count(count, modality.argument, f"max_{modality.argument}")
+
+    def _begin_whole(
+        self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
+    ) -> Request:
+        """The text and an item for each medium: where the media go, the model itself decides."""
+        for name, usual in (("expanded", False), ("on_overflow", "error")):
+            if getattr(arguments, name) != usual:
+                raise UsageError(
+                    f"{self.spec.name} prepares a request as a whole, so {name} must be {usual!r}", argument=name
+                )
+        if all(is_list(given) and not given for given in media.values()):
+            read = self.reader.read(prompt)
+            if not any(read.media.values()):
+                for modality in Modality:
+                    self._check_slots(modality, sum(kind is modality for _, kind in read.slots), 0)
+                request = self.request_of([], {}, arguments, options)
+                request.ids = read.ids
+                return request
+        text, rendered, inside = self.reader.read_text(prompt)
+        values = {modality: in_order(modality, inside[modality], media[modality]) for modality in Modality}
+        counts = {modality: len(found) for modality, found in values.items() if found}
+        self._check_counts(counts)
+        if arguments.mm_hashes is not None:
+            self._ignore("mm_hashes", "the request is prepared as a whole")
+        items = [
+            Item(modality, f"{modality.argument}[{index}]", value)
+            for modality in counts
+            for index, value in enumerate(values[modality])
+        ]
+        request = self.request_of(items, counts, arguments, options)
+        request.text = text, rendered
+        return request
+
+    def by_itself(self, what: str) -> None:
+        """Refuse what only a model can answer that lays its media out one by one.
+
+        Raises:
+            UsageError: this one prepares requests as a whole.
+        """
+        if self._whole is not None:
+            raise UsageError(
+                f"{self.spec.name} prepares a request as a whole, so {what} of one medium is not known",
+                argument="medium",
+            )
 
     def request_of(
         self, items: list[Item], counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
@@ -352,12 +408,20 @@ class Pipeline:
     def lay_out(self, request: Request, item: Item) -> None:
         """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
         began = time.perf_counter()
-        if isinstance(item.value, ProcessorOutput | PrecomputedRows):
+        ready = isinstance(item.value, ProcessorOutput | PrecomputedRows)
+        if ready and self._whole is not None:
+            raise RequestError(
+                f"{item.path}: {self.spec.name} takes no prepared {item.modality.argument}", path=item.path
+            )
+        if ready:
             item.prepared = self._take_ready(request, item, item.value)
             item.replacement, item.seconds = item.prepared.replacement, time.perf_counter() - began
             return
         open_medium: Any = _DOORS[item.modality]
         item.source = source = open_medium(item.value, path=item.path, settings=self.settings)
+        if self._whole is not None:
+            item.size = self._probe(source, request.options, item.path)  # for the limits, and to decode it
+            return
         content = source.digest()
         with self._identified("context has"):
             item.key = source_key(
@@ -397,6 +461,8 @@ class Pipeline:
                 raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
             check_pixels(path, size.height, size.width, self.settings)
             if isinstance(size, SampledVideo):
+                if not size.frames:
+                    raise MediaError(f"{path}: no frame was chosen", path=path, reason="empty")
                 return size
             if size.frames < 1 or not size.fps > 0:
                 raise MediaError(
@@ -432,13 +498,10 @@ class Pipeline:
         model = self._model
         assert isinstance(model, TakesVideos)
         found = self.authored("sample", lambda: model.sample(size, options), path)
-        good = isinstance(found, Sampling) and isinstance(found.indices, np.ndarray) and found.indices.ndim == 1
-        good = good and found.indices.dtype == np.int64 and len(found.indices) > 0
-        good = good and np.shape(found.timestamps) == found.indices.shape and np.isfinite(found.fps) and found.fps > 0
-        if not good or found.indices[0] < 0 or found.indices[-1] >= size.frames or (np.diff(found.indices) < 0).any():
+        if not _is_sampling(found, size.frames):
             raise ProcessorError(
                 f"{self._author}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
-                "a timestamp for each, and a rate above 0",
+                "a finite float64 timestamp for each, and a rate above 0",
                 **self._blame,
             )
         return _sampled(size, found)
@@ -576,7 +639,7 @@ class Pipeline:
 
     def _shorten(self, request: Request) -> None:
         limit = request.arguments.max_prompt_tokens
-        if limit is None:
+        if limit is None or request.text is not None:
             return
         policy = request.arguments.on_overflow
         length = self._length(request)
@@ -586,6 +649,9 @@ class Pipeline:
         if length > limit and policy == "trim_text":
             self._trim(request, length - limit)
             length = self._length(request)
+        self._check_length(length, limit)
+
+    def _check_length(self, length: int, limit: int) -> None:
         if length > limit:
             raise LimitError(
                 f"the expanded prompt has {length} tokens, at most {limit} are accepted",
@@ -634,7 +700,7 @@ class Pipeline:
 
     def _trim(self, request: Request, excess: int) -> None:
         """Leave out the first tokens of text; media, their wrappers and special tokens stay."""
-        text = ~self._reader.is_protected(request.ids)
+        text = ~self.reader.is_protected(request.ids)
         for slot in request.slots:
             text[slot.start : slot.end] = False
         gone = np.flatnonzero(text)[:excess]
@@ -666,7 +732,10 @@ class Pipeline:
     def prepare(self, request: Request, item: Item) -> None:
         """Decode, prepare and identify a medium, once however many requests bring it at the same time."""
         began = time.perf_counter()
-        if item.prepared is None:
+        if request.text is not None:
+            assert item.source is not None
+            item.medium = _decoded(item.source, item.size, request.options)
+        elif item.prepared is None:
             try:
                 item.prepared, item.cached = self._cache.get_or_compute(
                     item.key, lambda: self._compute(request, item), lambda prepared: prepared.num_bytes
@@ -701,6 +770,8 @@ class Pipeline:
 
     def finish(self, request: Request) -> MultimodalProcessorOutput:
         """Expansion with recorded spans, sentinels, marks and positions."""
+        if request.text is not None:
+            return self._finish_whole(request, *request.text)
         try:
             if request.arguments.expanded:
                 self._sort_expanded(request)
@@ -724,25 +795,61 @@ class Pipeline:
                 model_specific_data=dict(part.fields),
             )
             items.append(item)
-        seq = len(expansion.ids)
-        positions = delta = None
-        if self._positions is not None:
-            positions, delta = self._checked_positions(items, seq)
         claims = [self._identify(request, *entry) for entry in zip(request.items, prepared, items, strict=True)]
         claims += [entry.claim for entry in request.items]
         self._bind([claim for claim in claims if claim is not None])
         for entry, item in zip(request.items, items, strict=True):
             self._tell(entry, item)
+        return self._output(expansion.ids, items, tuple(request.dropped))
+
+    def _output(
+        self, ids: np.ndarray, items: list[MultimodalDataItem], dropped: tuple[str, ...] = ()
+    ) -> MultimodalProcessorOutput:
+        positions = delta = None
+        if self._positions is not None:
+            positions, delta = self._checked_positions(items, len(ids))
         return MultimodalProcessorOutput(
-            input_ids=expansion.ids,
-            padded_input_ids=pad_by_offsets(expansion.ids, items),
-            token_modalities=mark_modalities(items, seq),
+            input_ids=ids,
+            padded_input_ids=pad_by_offsets(ids, items),
+            token_modalities=mark_modalities(items, len(ids)),
             mm_items=items,
             special_tokens=self.special_tokens,
             mrope_positions=positions,
             mrope_position_delta=delta,
-            dropped=tuple(request.dropped),
+            dropped=dropped,
         )
+
+    def _finish_whole(self, request: Request, text: str, rendered: bool) -> MultimodalProcessorOutput:
+        """One item for each modality, from all of its media together."""
+        model, began = self._whole, time.perf_counter()
+        assert model is not None
+        media: dict[Modality, list[Medium]] = {}
+        for entry in request.items:
+            assert entry.medium is not None
+            media.setdefault(entry.modality, []).append(entry.medium)
+        found = self.authored(
+            "prepare_whole", lambda: model.prepare_whole(text, media, request.options, rendered=rendered), "prompt"
+        )
+        ids, items = checked_whole(found, self.spec, list(media))
+        limit = request.arguments.max_prompt_tokens
+        if limit is not None:
+            self._check_length(len(ids), limit)
+        for item in items:
+            path = item.modality.argument
+            self._check_item_tokens(item.num_tokens, "tokens", path)
+            for medium in media[item.modality]:
+                for source in (medium.pixels, medium.samples):
+                    item.feature = item.feature if source is None else _detached(item.feature, source)
+            with self._identified("prepare_whole returned"):
+                content = feature_digest(item.feature, self._digests)
+                item.set_identity(
+                    item_identity(
+                        self.spec.name, self.spec.output_version, item.modality, item.format.value,
+                        content, item.model_specific_data, salt=request.arguments.salt,
+                    )
+                )  # fmt: skip
+            self._tell(Item(item.modality, path, None, seconds=time.perf_counter() - began), item)
+        return self._output(ids, items)
 
     def _sort_expanded(self, request: Request) -> None:
         """Bring media of several kinds into the order in which they stand in expanded ids."""
@@ -934,6 +1041,18 @@ def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options
     if isinstance(source, AudioSource):
         return source.decode(size)
     return source.decode(size, background=options.background)
+
+
+def _is_sampling(found: Any, frames: int) -> bool:
+    """Whether it names frames that a clip of so many has."""
+    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
+        return False
+    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
+        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
+            return False
+    indices, times = found.indices, found.timestamps
+    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
+    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
 
 
 def _sampled(size: VideoSize, chosen: Sampling) -> SampledVideo:

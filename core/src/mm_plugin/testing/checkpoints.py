@@ -45,7 +45,9 @@ def byte_level_tokenizer(special_tokens: Sequence[str], **settings: Any) -> PreT
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
-def fill_weights(state: Mapping[str, torch.Tensor], *, seed: int) -> dict[str, torch.Tensor]:
+def fill_weights(
+    state: Mapping[str, torch.Tensor], *, seed: int, spreads: Mapping[str, float] | None = None
+) -> dict[str, torch.Tensor]:
     """Weights that depend on name and seed alone, equal on every machine.
 
     Each tensor is uniform in b - a .. b + a: biases (0.1, 0), norms (0.1, 1), embeddings (1, 0), all else
@@ -54,10 +56,14 @@ def fill_weights(state: Mapping[str, torch.Tensor], *, seed: int) -> dict[str, t
     Args:
         state: names and shapes; the values are ignored.
         seed: exclusive-ored with the CRC-32 of each name.
+        spreads: a by part of a name, around 0, for tensors to which none of this applies; the first that fits counts.
     """
     filled = {}
     for name, tensor in state.items():
-        if name.endswith(".bias"):
+        own = next((spread for part, spread in (spreads or {}).items() if part in name), None)
+        if own is not None:
+            spread, centre = own, 0.0
+        elif name.endswith(".bias"):
             spread, centre = 0.1, 0.0
         elif "norm" in name or "ln_q" in name:
             spread, centre = 0.1, 1.0
@@ -71,13 +77,14 @@ def fill_weights(state: Mapping[str, torch.Tensor], *, seed: int) -> dict[str, t
     return filled
 
 
-def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: int = 1) -> None:
+def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: int = 1, digits: int = 5) -> None:
     """One safetensors file, or several with an index.
 
     Args:
         folder: of the checkpoint.
         state: tensors by the names under which they are stored.
         shards: files.
+        digits: of the count in their names.
     """
     metadata = {"format": "pt"}
     if shards == 1:
@@ -86,7 +93,7 @@ def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: in
     weight_map: dict[str, str] = {}
     names = sorted(state)
     for index in range(shards):
-        file = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+        file = f"model-{index + 1:05d}-of-{shards:0{digits}d}.safetensors"
         part = {name: state[name] for name in names[index::shards]}
         save_file(part, folder / file, metadata=metadata)
         weight_map.update(dict.fromkeys(part, file))

@@ -1,0 +1,219 @@
+"""Heads of files by which a few bytes would have FFmpeg allocate gigabytes or compute for minutes: found, and refused.
+
+FFmpeg makes an entry for each sample that a table only claims, and looks through all tags for each tag. Nothing else is judged
+here: whether a file can be played is FFmpeg's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mm_plugin.errors import MediaError
+
+# Packets of one file, all streams together; measured: FFmpeg keeps up to 100 bytes for each. Two hours at 120 frames a second are
+# 864,000.
+MOST_PACKETS = 1 << 20
+_MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for as many, and time grows with the square
+# Elements of Matroska that are lists, with the bytes that each may have: tags and chapters are compared with one another, entries
+# of the index are moved for one another (measured: 0.4 s for as many), and tracks take a kilobyte each.
+_MATROSKA = {
+    b"\x12\x54\xc3\x67": 1 << 16,
+    b"\x10\x43\xa7\x70": 1 << 16,
+    b"\x1c\x53\xbb\x6b": 1 << 19,
+    b"\x16\x54\xae\x6b": 1 << 20,
+}
+_EBML = b"\x1a\x45\xdf\xa3"
+# What such an element begins with; so bytes of a picture are hardly ever taken for one.
+_CHILDREN = (b"\x73\x73", b"\x45\xb9", b"\xbb", b"\xae", b"\xec", b"\xbf")
+# Lists of tags in Ogg begin so. A packet that goes on in a next page has 255 bytes in its first, so this much stands together.
+_COMMENTS = (b"\x03vorbis", b"\x81theora", b"OpusTags")
+_LONGEST_NAME = 240
+# What else Ogg may hold has lists of tags that begin with nothing of their own.
+_OTHER_OGG = (
+    b"\x7fFLAC",
+    b"Speex   ",
+    b"OVP80",
+    b"CELT    ",
+    b"\x80daala",
+    b"\x01video",
+    b"\x01audio",
+    b"\x01Direct Show",
+)
+
+
+# A chunk of WAV or AIFF that holds an ID3 tag.
+_ID3_CHUNK = re.compile(rb"(?:ID3|id3) (?=....ID3)", re.DOTALL)
+
+
+def without_tags(data: bytes) -> bytes:
+    """The file without its ID3 tags: FFmpeg reads them whole, and looks through all tags for each."""
+    at = 0
+    while data.startswith(b"ID3", at) and len(data) >= at + 10:
+        size = 0
+        for part in data[at + 6 : at + 10]:
+            size = size << 7 | part & 0x7F
+        at += 10 + size + (10 if data[at + 5] & 0x10 else 0)
+    data = data[at:] if at else data
+    if data.startswith((b"RIFF", b"RF64", b"FORM", b"riff")):
+        data = _ID3_CHUNK.sub(b"junk", data)
+    return data
+
+
+def check_head(data: bytes) -> None:
+    """Refuse a file whose head costs too much.
+
+    Raises:
+        MediaError: it promises more packets or tags than any clip or sound has.
+    """
+    if data.startswith(_EBML):
+        _check_matroska(data)
+    elif data.startswith(b"OggS"):
+        _check_ogg(data)
+    elif data.startswith(b"fLaC"):
+        _check_flac(data)
+    elif b"moov" in data:
+        _check_mp4(data)
+
+
+def _refuse(what: str) -> MediaError:
+    return MediaError(f"the file's head promises more {what} than any clip or sound has", reason="head")
+
+
+# ---------------------------------------------------------------- MP4
+
+
+def _check_mp4(data: bytes) -> None:
+    """Count the samples for which FFmpeg makes an entry, wherever a table of them stands.
+
+    Tables are looked for byte by byte, since a broken tree is read too; only the media data of a file without fragments is left
+    out, where FFmpeg never looks for tables.
+    """
+    heads, tracks = _mp4_heads(data)
+    if any(data.find(kind, start, end) >= 0 for kind in (b"moof", b"sidx", b"mfra", b"cmov") for start, end in heads):
+        heads = [(0, len(data))]
+    total = 0
+    for start, end in heads:
+        for at in _boxes(data, b"trun", start, end):
+            total += _number(data, at + 8)
+        for kind in (b"stsz", b"stz2"):
+            for at in _boxes(data, kind, start, end):
+                total += _samples(data, _number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
+        if any(_boxes(data, b"cmov", start, end)):
+            raise MediaError("the file's head is compressed, which is not read", reason="head")
+    if total > MOST_PACKETS:
+        raise _refuse("packets")
+
+
+_ONE = b"\0\0\0\1"
+_NOT_SOUND = {b"vide", b"subp", b"clcp"}
+
+
+def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
+    """Entries that FFmpeg makes for a table of samples: fewer where they are the ticks of a sound, which it joins by chunk."""
+    if track is None or claimed <= MOST_PACKETS // 4:
+        return claimed
+    kinds = {data[at + 12 : at + 16] for at in _boxes(data, b"hdlr", *track)}
+    times = [data[at + 8 : at + 20] for at in _boxes(data, b"stts", *track)]
+    if b"soun" not in kinds or kinds & _NOT_SOUND or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
+        return claimed
+    chunks = sum(_number(data, at + 8) for kind in (b"stco", b"co64") for at in _boxes(data, kind, *track))
+    joined = 0
+    for at in _boxes(data, b"stsc", *track):
+        count = min(_number(data, at + 8), (len(data) - at) // 12)
+        joined = max([joined, *(_number(data, at + 16 + 12 * place) for place in range(count))])
+    return chunks * (joined // 160 + 1)  # it joins at least as many
+
+
+def _mp4_heads(data: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Bytes outside of media data at the top of the tree, and those of each track."""
+    heads: list[tuple[int, int]] = []
+    tracks: list[tuple[int, int]] = []
+    at = 0
+    for kind, start, end in _tree(data, 0, len(data)):
+        if kind == b"mdat":
+            heads.append((at, start))
+            at = end
+        elif kind == b"moov":
+            tracks += [(first, last) for child, first, last in _tree(data, start, end) if child == b"trak"]
+    return [*heads, (at, len(data))], tracks
+
+
+def _tree(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Boxes side by side: kind, and where the content begins and ends; as far as sizes make sense."""
+    while start + 8 <= end:
+        size, kind, head = _number(data, start), data[start + 4 : start + 8], 8
+        if size == 1 and start + 16 <= end:
+            size, head = int.from_bytes(data[start + 8 : start + 16], "big"), 16
+        elif size == 0:
+            size = end - start
+        if size < head:
+            return
+        yield kind, start + head, min(start + size, end)
+        start += size
+
+
+def _boxes(data: bytes, kind: bytes, start: int, end: int) -> Iterator[int]:
+    """Where the kind of a box stands that could be one."""
+    at = data.find(kind, start, end)
+    while at >= 0:
+        size = _number(data, at - 4) if at >= 4 else 0
+        if size in (0, 1) or 12 <= size <= len(data):
+            yield at
+        at = data.find(kind, at + 1, end)
+
+
+def _number(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "big")
+
+
+# ---------------------------------------------------------------- Matroska
+
+
+def _check_matroska(data: bytes) -> None:
+    for kind, most in _MATROSKA.items():
+        total, at = 0, data.find(kind)
+        while at >= 0:
+            size, start = _variable(data, at + len(kind))
+            if data.startswith(_CHILDREN, start):
+                total += min(size, len(data) - start)
+            at = data.find(kind, at + 1)
+        if total > most:
+            raise _refuse("entries")
+
+
+def _variable(data: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    first = data[at] if at < len(data) else 1
+    length = 9 - first.bit_length()
+    number = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return number, at + length
+
+
+# ---------------------------------------------------------------- Vorbis comments
+
+
+def _check_ogg(data: bytes) -> None:
+    if any(magic in data for magic in _OTHER_OGG):
+        raise MediaError("of Ogg, only Vorbis, Opus and Theora are read", reason="codec")
+    for magic in _COMMENTS:
+        at = data.find(magic)
+        while at >= 0:
+            _check_comments(data, at + len(magic))
+            at = data.find(magic, at + 1)
+
+
+def _check_flac(data: bytes) -> None:
+    at, last = 4, False
+    while not last and at + 4 <= len(data):
+        last = data[at] >= 0x80
+        if data[at] & 0x7F == 4:
+            _check_comments(data, at + 4)
+        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
+
+
+def _check_comments(data: bytes, at: int) -> None:
+    """A list of tags: the name of whoever wrote it, then how many there are."""
+    name = int.from_bytes(data[at : at + 4], "little")
+    if name > _LONGEST_NAME or int.from_bytes(data[at + 4 + name : at + 8 + name], "little") > _MOST_TAGS:
+        raise _refuse("tags")

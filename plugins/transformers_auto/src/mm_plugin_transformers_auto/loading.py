@@ -1,0 +1,125 @@
+"""A checkpoint's config, model class and processor as transformers opens them, or why it cannot. Runs none of its code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import transformers
+from transformers import AutoConfig, AutoProcessor, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+from mm_plugin import Checkpoint, UsageError
+
+_CODE_FILES = ("config.json", "processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+class Opened(msgspec.Struct, frozen=True, eq=False):
+    """What transformers opens of a checkpoint without its weights.
+
+    Attributes:
+        config: transformers' config.
+        model_class: transformers' model class.
+        processor: transformers' processor.
+    """
+
+    config: Any
+    model_class: Any
+    processor: Any
+
+    @property
+    def author(self) -> str:
+        """The processor's class and version, for messages."""
+        return f"{type(self.processor).__name__} (transformers {transformers.__version__})"
+
+
+def open_checkpoint(checkpoint: Checkpoint) -> Opened:
+    """Open config, model class and processor.
+
+    Raises:
+        UsageError: transformers cannot open it; the message says what is missing.
+    """
+    config = open_config(checkpoint)
+    return Opened(config, find_model_class(checkpoint, config), _open_processor(checkpoint))
+
+
+def open_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """The config of a checkpoint as transformers reads it.
+
+    Raises:
+        UsageError: transformers does not know it, or cannot read it.
+    """
+    try:
+        return AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
+    except Exception as error:
+        raise _refusal(checkpoint, "config", error) from error
+
+
+def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
+    """The model class: the first architecture that transformers has, or the one for the config's type.
+
+    Raises:
+        UsageError: transformers has none.
+    """
+    named = checkpoint.config.get("architectures") or ()
+    for name in (*named, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)):
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    asked = ", ".join(map(str, named)) or config.model_type
+    raise _refusal(checkpoint, "model class", ValueError(f"transformers {transformers.__version__} has no {asked}"))
+
+
+def _open_processor(checkpoint: Checkpoint) -> Any:
+    try:
+        processor = AutoProcessor.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
+    except Exception as error:
+        raise _refusal(checkpoint, "processor", error) from error
+    if getattr(processor, "tokenizer", None) is None:
+        raise UsageError(
+            f"{checkpoint.folder}: AutoProcessor gives a {type(processor).__name__}, which prepares no prompt with media",
+            argument="checkpoint",
+        )
+    return processor
+
+
+def _refusal(checkpoint: Checkpoint, what: str, error: Exception) -> UsageError:
+    """One sentence for whatever transformers raised."""
+    said = " ".join(str(error).split())
+    needs = re.search(r"(\w+) requires the (\w+) library", said)
+    if needs is not None or isinstance(error, ModuleNotFoundError):
+        cls, package = needs.groups() if needs is not None else (what, str(getattr(error, "name", "")))
+        package = package.lower()
+        if not package or importlib.util.find_spec(package) is None:
+            return UsageError(
+                f"{checkpoint.folder}: {cls} needs {package}, which is not installed; pip install {package}",
+                argument="checkpoint",
+            )
+    code = remote_code(checkpoint.folder)
+    if code:
+        return UsageError(
+            f"{checkpoint.folder}: its {what} comes with code of its own ({code[0]}), which needs trust_remote_code; this "
+            f"plugin never runs such code. transformers itself says: {said[:200]}",
+            argument="checkpoint",
+        )
+    return UsageError(
+        f"{checkpoint.folder}: its {what} cannot be opened: {type(error).__name__}: {said[:400]}", argument="checkpoint"
+    )
+
+
+def remote_code(folder: Path) -> list[str]:
+    """Code that a checkpoint brings along, as `file: module.Class`."""
+    found: list[str] = []
+    for name in _CODE_FILES:
+        try:
+            described = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        named = described.get("auto_map") if isinstance(described, dict) else None
+        for value in named.values() if isinstance(named, dict) else ():
+            found += [f"{name}: {part}" for part in (value if isinstance(value, list) else [value]) if part]
+    return found

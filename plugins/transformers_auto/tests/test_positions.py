@@ -1,0 +1,92 @@
+"""M-RoPE by the model's own rule: the numbers of transformers' `get_rope_index`, from offsets and grids alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mm_plugin import Modality, MultimodalDataItem, RequestError, UsageError
+from mm_plugin_transformers_auto.learning import has_mrope
+from mm_plugin_transformers_auto.positions import positions
+from mm_plugin_transformers_auto.testing import FAMILIES, tiny_tokenizer
+
+Get = Callable[[str], Any]
+
+
+def config(checkpoint: Get) -> dict[str, Any]:
+    return dict(json.loads((Path(checkpoint("qwen3_vl")) / "config.json").read_text()))
+
+
+def item(start: int, grid: tuple[int, int, int]) -> MultimodalDataItem:
+    t, h, w = grid
+    fields = {"image_grid_thw": np.array([grid])}
+    return MultimodalDataItem(
+        modality=Modality.IMAGE, offsets=[(start, start + t * (h // 2) * (w // 2) - 1)], model_specific_data=fields
+    )
+
+
+def test_positions_by_hand(checkpoint: Get) -> None:
+    """Two tokens of text, a picture of 2 x 3 merged patches, one token of text: the next one is the largest plus one."""
+    found, delta = positions([item(2, (1, 4, 6))], seq=9, config=config(checkpoint))
+    assert found.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5],
+    ]
+    assert delta == 5 + 1 - 9
+    assert found.dtype == np.int64
+
+
+def test_text_alone_has_three_equal_axes(checkpoint: Get) -> None:
+    found, delta = positions([], seq=4, config=config(checkpoint))
+    assert found.tolist() == [[0, 1, 2, 3]] * 3
+    assert delta == 0
+
+
+def test_positions_equal_those_of_the_models_own_forward(checkpoint: Get, model: Get) -> None:
+    ids = tiny_tokenizer(FAMILIES["qwen3_vl"]).get_vocab()
+    grids = [(1, 4, 6), (1, 2, 2), (1, 8, 4)]
+    tokens, items = [1, 2, 3], []
+    for grid in grids:
+        tokens.append(ids["<|vision_start|>"])
+        items.append(item(len(tokens), grid))
+        tokens += [ids["<|image_pad|>"]] * items[-1].num_tokens + [ids["<|vision_end|>"], 5]
+    given = torch.tensor([tokens])
+    marks = (given == ids["<|image_pad|>"]).int()
+    expected, delta = model("qwen3_vl").model.get_rope_index(
+        given, image_grid_thw=torch.tensor(grids), mm_token_type_ids=marks
+    )
+    found, own = positions(items, seq=len(tokens), config=config(checkpoint))
+    assert np.array_equal(found, expected[:, 0].numpy())
+    assert own == int(delta)
+
+
+def test_a_prompt_that_the_rule_cannot_read_is_the_requests_fault(checkpoint: Get, model: Get) -> None:
+    """Two pictures without anything between them: transformers' rule takes them for one, and raises."""
+    touching = [item(1, (1, 4, 6)), item(7, (1, 2, 2))]
+    with pytest.raises(RequestError, match=r"positions of Qwen3VLModel cannot be told .*between its media"):
+        positions(touching, seq=9, config=config(checkpoint))
+    apart = [item(1, (1, 4, 6)), item(8, (1, 2, 2))]
+    assert positions(apart, seq=10, config=config(checkpoint))[0].shape == (3, 10)
+
+
+def test_a_config_without_such_a_rule_is_refused(checkpoint: Get) -> None:
+    described = json.loads((Path(checkpoint("llava")) / "config.json").read_text())
+    with pytest.raises(UsageError, match="LlavaForConditionalGeneration has no get_rope_index"):
+        positions([], seq=4, config=described)
+    with pytest.raises(UsageError, match="no model for this config"):
+        positions([], seq=4, config={"model_type": "unheard_of"})
+
+
+def test_only_configs_with_mrope_sections_have_three_axes(opened: Get, checkpoint: Get) -> None:
+    assert opened("llava").spec.positions is None
+    assert has_mrope(transformers.AutoConfig.from_pretrained(str(checkpoint("qwen3_vl"))))
+    assert has_mrope({"text": [{"rope_scaling": {"mrope_section": [1, 1, 2]}}]})
+    assert not has_mrope({"text": [{"rope_scaling": None}]})
