@@ -97,7 +97,7 @@ def take_step(
 
 
 @pytest.mark.case("5.9")
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.lists(MOVES, min_size=5, max_size=5), max_size=5),
     st.sampled_from([None, 0, 5000, 1 << 24]),

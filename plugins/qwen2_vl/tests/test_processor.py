@@ -226,6 +226,16 @@ def test_a_count_is_what_processing_yields(compact: ModelProcessor, size: tuple[
     assert len(output.input_ids) == 4 + tokens
 
 
+@pytest.mark.case("2.8")
+@pytest.mark.parametrize("height", [1, 13, 28, 161, 640, 1414, 2000])
+def test_a_count_is_what_processing_yields_up_to_two_thousand_pixels(compact: ModelProcessor, height: int) -> None:
+    for width in (1, 28, 57, 333, 999, 2000):
+        if max(height, width) / min(height, width) <= 200:
+            item = process_one(compact, np.zeros((height, width, 3), dtype=np.uint8), max_pixels=28 * 28 * 30)
+            counted = compact.count("image", (height, width), max_pixels=28 * 28 * 30)
+            assert counted == (item.num_tokens, item.num_tokens) == (len(item.feature) // 4,) * 2
+
+
 @pytest.mark.case("1.9")
 @pytest.mark.case("1.10")
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that are in force when a model is opened: load over checkpoint over default.
 
         Args:
-            checkpoint: what `read_settings` finds of a modality is taken by name for the options about it; other names are left alone.
+            checkpoint: what `read_settings` finds of a modality is taken by name for the options about it, and nothing else.
             modalities: whose settings; where two disagree, the first counts.
             given: options given at load.
 
