@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import ProcessorMixin, Qwen2VLModel
+from transformers import ProcessorMixin, Qwen2_5_VLModel, Qwen2VLModel
 
 from benchmarks.harness import Bar, Row
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets, pad_token_pairs
@@ -16,6 +16,8 @@ from mm_plugin.positions import mrope_positions
 from mm_plugin.structs import Modality, MultimodalDataItem
 from mm_plugin_qwen2vl.positions import positions
 from mm_plugin_qwen2vl.testing import qwen_tokenizer, tiny_config
+from mm_plugin_qwen25vl import positions as timed
+from mm_plugin_qwen25vl import testing as qwen25vl
 
 SEQ, ITEMS, ROWS, SIDE = 131_072, 64, 1_024, 32
 PERIOD = SEQ // ITEMS
@@ -68,6 +70,8 @@ def rows() -> Iterator[Row]:
     model = Qwen2VLModel(config).eval()
     yield _image_positions(model, ids, items, spans)
     yield _video_positions(model)
+    yield _timed_positions(Qwen2_5_VLModel(qwen25vl.tiny_config(qwen25vl.qwen_tokenizer())).eval())
+    yield _frame_spans(model)
 
 
 def _prompt(config: Any) -> np.ndarray:
@@ -179,4 +183,53 @@ def _video_positions(model: Any) -> Row:
             lambda: model.get_rope_index(torch.zeros_like(types), types, video_grid_thw=grid),
         ),
         ("numpy slices", lambda: _positions_floor(spans, (SIDE, SIDE, SIDE), seq)),
+    )
+
+
+def _timed_positions(model: Any) -> Row:
+    """The same video in Qwen2.5-VL, at two frames a second: half a second a step, which the model counts in halves."""
+    rows, text = SIDE**3, 16
+    seq, spans = rows + 2 * text, [(text, text + rows - 1)]
+    types = torch.zeros((1, seq), dtype=torch.int)
+    types[0, text:-text] = 2
+    grid = torch.tensor([[SIDE, 2 * SIDE, 2 * SIDE]])
+    fields = {"video_grid_thw": grid.numpy(), "second_per_grid_ts": np.array([0.5])}
+    item = MultimodalDataItem(modality=Modality.VIDEO, offsets=spans, model_specific_data=fields)
+    config = {"vision_config": {"spatial_merge_size": 2, "tokens_per_second": 2}}
+    seconds = torch.tensor([0.5])
+    return Row(
+        "M-RoPE positions of that video by its seconds (Qwen2.5-VL)",
+        lambda: timed.positions([item], seq=seq, config=config),
+        _check_positions,
+        Bar(1.5, "floor"),
+        (
+            "transformers get_rope_index",
+            lambda: model.get_rope_index(
+                torch.zeros_like(types), types, video_grid_thw=grid, second_per_grid_ts=seconds
+            ),
+        ),
+        ("numpy slices", lambda: _positions_floor(spans, (SIDE, SIDE, SIDE), seq)),
+    )
+
+
+def _frame_spans(model: Any) -> Row:
+    """A video whose frames stand one by one between their times in words: 128 spans of 256 tokens, 8 tokens of text before each."""
+    count, side, text = 128, 16, 8
+    period = text + side * side
+    spans = [(index * period + text, (index + 1) * period - 1) for index in range(count)]
+    seq, grids = count * period + text, [(1, side, side)] * count
+    types = torch.zeros((1, seq), dtype=torch.int)
+    for start, last in spans:
+        types[0, start : last + 1] = 1
+    patches = torch.tensor([[1, 2 * side, 2 * side]] * count)
+    return Row(
+        "M-RoPE positions of a video as 128 frame spans",
+        lambda: mrope_positions(spans, grids, seq=seq),
+        _check_positions,
+        Bar(1, "ms"),
+        (
+            "transformers get_rope_index",
+            lambda: model.get_rope_index(torch.zeros_like(types), types, image_grid_thw=patches),
+        ),
+        ("numpy slices", lambda: _positions_floor(spans, (1, side, side), seq)),
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core"
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
-# What a plugin's own tests need beside the two wheels.
-TEST_TOOLS = ("pytest", "hypothesis")
+# What a plugin's own tests need beside the two wheels; `av` is the core's extra for clips.
+TEST_TOOLS = ("pytest", "hypothesis", "av")
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2VLModel
 
 import mm_plugin
-from mm_plugin import Settings, discover, errors, hookspecs
+from mm_plugin import SampledVideo, Settings, VideoFrames, discover, errors, hookspecs
 from mm_plugin.cli.main import build_parser
+from mm_plugin.media import open_video
 from mm_plugin.settings import PREFIX
 from mm_plugin.testing import photographs
-from mm_plugin_qwen2vl.testing import make_checkpoint
+from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(ROOT.glob("docs/*.md"))
@@ -99,8 +101,11 @@ def test_every_reason_of_a_media_error_is_documented() -> None:
 def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "writing-a-plugin.md"
     site = tmp_path / "site"
-    *files, trial = blocks(page, "python")
-    for source in files:
+    sources = blocks(page, "python")
+    (trial,) = [source for source in sources if source.startswith("# try it")]
+    for source in sources:
+        if source is trial:
+            continue
         name = re.match(r"# (\S+)\n", source)
         assert name is not None
         (site / name[1]).parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +119,45 @@ def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: py
             states = {record.name: record.state for record in registry.plugins}
             assert registry.resolve({"architectures": ["TinyVLForConditionalGeneration"]}).name == "tiny_vl"
         assert states["tiny_vl"] == "available"
+        try_clips(importlib.import_module("tiny_vl.clips").Clips())
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
             del sys.modules[module]
+
+
+def try_clips(clips: Any) -> None:
+    """What the page says of clips, on one of nine frames at three a second."""
+    source = open_video(VideoFrames(np.zeros((9, 30, 40, 3), np.uint8), fps=3), path="videos[0]", settings=Settings())
+    chosen = clips.sample(source.probe(), None)
+    assert chosen.indices.tolist() == [0, 2, 3, 5, 6, 8]
+    assert chosen.fps == 2
+    size = SampledVideo(30, 40, chosen.indices, chosen.timestamps, chosen.fps)
+    patches = clips.prepare(source.decode(size), {"height": 28, "width": 56}, None)
+    assert patches.shape == (3 * 2 * 4, 3, 2 * 14 * 14)
+
+
+def test_the_page_on_positions_behind_a_clip_tells_what_both_rules_give(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "video-positions.md"
+    names: dict[str, Any] = {}
+    for source in blocks(page, "python"):
+        exec(compile(source, str(page), "exec"), names)
+    config = tiny_config(qwen_tokenizer())
+    ids = torch.tensor(
+        [[0, 0, config.vision_start_token_id, *[config.video_token_id] * 16, config.vision_end_token_id, 0, 0]]
+    )
+    theirs, _ = Qwen2VLModel(config).get_rope_index(
+        ids, (ids == config.video_token_id).int() * 2, video_grid_thw=torch.tensor([[4, 4, 4]])
+    )
+    ours = names["ids"]
+    assert np.array_equal(ours[:, :19], theirs[:, 0, :19].numpy())
+    rows = [
+        re.findall(r"\d+", line)
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| time, ")
+    ]
+    steps = [0, 1, 2, 3, 7, 11, 15, 19, 20, 21]
+    assert [int(cell) for cell in rows[0]] == ours[0, steps].tolist()
+    assert [int(cell) for cell in rows[1][2:]] == theirs[0, 0, steps].tolist()  # 5.24 stands in the row's name
 
 
 def install(site: Path, described: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     # Encoded bytes 64 MiB; pixels as Pillow warns: 1 GiB / 4 bytes / 3 channels.
     assert found.max_media_bytes == 67_108_864
     assert found.max_image_pixels == 1024**3 // 4 // 3
-    assert (found.max_items, found.max_item_tokens) == (256, 65_536)
+    assert (found.max_items, found.max_item_tokens) == (256, 131_072)
     assert found.preprocess_cache_bytes == found.embedding_cache_bytes == 1_073_741_824
     assert 1 <= found.threads <= 8
 

@@ -114,20 +114,20 @@ def _pillow_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarra
 
 
 def _torch_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
+    interpolate = _interpolator(pixels)
+    # torch puts the channels last in half the time that numpy takes.
+    return lambda size: interpolate(size).permute(1, 2, 0).contiguous().numpy()  # [height, width, 3]
+
+
+def _interpolator(pixels: np.ndarray) -> Callable[[tuple[int, int]], Any]:
+    """The `torch` rule: from [height, width, 3] uint8 a tensor [3, height, width] of another size, in whatever memory order."""
     import torch
 
     # A channels-last view of the picture as it lies is three times faster than a planar copy, and equal bit for bit.
     # torch takes no memory that cannot be written, such as a view of a PIL image.
     writable = pixels if pixels.flags.writeable else pixels.copy()
     source = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)  # [1, 3, height, width]
-
-    def resize_to(size: tuple[int, int]) -> np.ndarray:
-        out = torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)
-        # torch puts the channels last in half the time that numpy takes.
-        resized: np.ndarray = out[0].permute(1, 2, 0).contiguous().numpy()  # [height, width, 3]
-        return resized
-
-    return resize_to
+    return lambda size: torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)[0]
 
 
 def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -287,24 +287,39 @@ def patchify_frames(
     Raises:
         SizeError: there are not `count` frames, or a side is no multiple.
     """
-    per_frame, area = (height // patch_size) * (width // patch_size), patch_size * patch_size
-    steps = -(-count // temporal_patch_size)
-    out = np.empty((steps, per_frame, 3, temporal_patch_size, area), dtype=np.uint8)
+    block, steps = patch_size * merge_size, -(-count // temporal_patch_size)
+    if height % block or width % block:
+        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+    down, across = height // block, width // block
+    out = np.empty(
+        (steps, down, across, merge_size, merge_size, 3, temporal_patch_size, patch_size, patch_size), dtype=np.uint8
+    )
     done = 0
-    last = patches = None
+    last: np.ndarray | None = None
+    cut = np.empty(0, dtype=np.uint8)
     for frame in frames:
         if done == count:
             raise SizeError(f"more frames than the {count} that were promised")
-        if patches is None or frame is not last:
-            resized = resize(frame, height, width, rule=rule)
-            patches, last = patchify(resized, patch_size=patch_size, merge_size=merge_size), frame
-        out[done // temporal_patch_size, :, :, done % temporal_patch_size] = patches
+        if frame is not last:
+            # Channel after channel first: the pixels of a patch's row then lie together, and are copied once, to their place.
+            planar = _planar(frame, height, width, rule)
+            cut = planar.reshape(3, down, merge_size, patch_size, across, merge_size, patch_size)
+            cut, last = cut.transpose(1, 4, 2, 5, 0, 3, 6), frame
+        out[done // temporal_patch_size, :, :, :, :, :, done % temporal_patch_size] = cut
         done += 1
-    if patches is None or done < count:
+    if done < count or last is None:
         raise SizeError(f"{done} frames, {count} were promised")
     for place in range(done, steps * temporal_patch_size):
-        out[place // temporal_patch_size, :, :, place % temporal_patch_size] = patches
-    return out.reshape(steps * per_frame, 3, temporal_patch_size * area)
+        out[place // temporal_patch_size, :, :, :, :, :, place % temporal_patch_size] = cut
+    return out.reshape(-1, 3, temporal_patch_size * patch_size**2)
+
+
+def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np.ndarray:
+    """A resized picture as [3, height, width]."""
+    if rule == "torch" and pixels.shape[:2] != (height, width):
+        planar: np.ndarray = _interpolator(pixels)((height, width)).contiguous().numpy()
+        return planar
+    return np.ascontiguousarray(resize(pixels, height, width, rule=rule).transpose(2, 0, 1))
 
 
 def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale: float, rule: ResizeRule) -> np.ndarray:

@@ -44,13 +44,16 @@ def mrope_positions(
     if len(spans) != len(grids) or any(len(part) != len(spans) for part in optional):
         raise SpanError(f"{len(spans)} spans, {len(grids)} grids")
     cursor = total = 0
+    advances = []
     for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
         if start < cursor or last >= seq:
             raise SpanError(f"span {index} ({start}, {last}) overlaps the one before or leaves the {seq} tokens")
         tokens, some = last + 1 - start, pruned is not None and pruned[index]
         if min(t, h, w) < 1 or (tokens != t * h * w and not (some and 0 < tokens < t * h * w)):
             raise SpanError(f"span {index} has {last + 1 - start} tokens, its grid {t} x {h} x {w} has {t * h * w}")
-        total += start - cursor + _advance(index, t, h, w, times)
+        given = None if times is None else times[index]
+        advances.append(max(t, h, w) if given is None else _advance(index, given, (t, h, w)))
+        total += start - cursor + advances[-1]
         cursor = last + 1
     total += seq - cursor
     ids = np.empty((3, seq), dtype=np.int64)
@@ -70,27 +73,23 @@ def mrope_positions(
         given = None if times is None else times[index]
         if pruned is not None and pruned[index]:
             ids[:, start:end] = free
-            free += _advance(index, t, h, w, times)
-            cursor = end
-            continue
-        span = ids[:, start:end].reshape(3, t, h, w)
-        span[0] = (steps(free, t) if given is None else free + np.asarray(given))[:, None, None]
-        span[1] = steps(free, h)[:, None]
-        span[2] = steps(free, w)
-        free += _advance(index, t, h, w, times)
+        else:
+            span = ids[:, start:end].reshape(3, t, h, w)
+            span[0] = (steps(free, t) if given is None else free + np.asarray(given))[:, None, None]
+            span[1] = steps(free, h)[:, None]
+            span[2] = steps(free, w)
+        free += advances[index]
         cursor = end
     ids[:, cursor:] = steps(free, seq - cursor)
     return ids, total - seq
 
 
-def _advance(index: int, t: int, h: int, w: int, times: Sequence[np.ndarray | None] | None) -> int:
-    """Positions that a vision span takes: the largest over its axes, plus one."""
-    given = None if times is None else times[index]
-    if given is None:
-        return max(t, h, w)
-    if np.shape(given) != (t,) or int(np.min(given)) < 0:
-        raise SpanError(f"span {index} has {t} time steps, {np.size(given)} times from 0 on were expected")
-    return max(int(np.max(given)) + 1, h, w)
+def _advance(index: int, times: np.ndarray, grid: tuple[int, int, int]) -> int:
+    """Positions that a span with times of its own takes: the largest over its axes, plus one."""
+    t, h, w = grid
+    if np.shape(times) != (t,) or int(np.min(times)) < 0:
+        raise SpanError(f"span {index} has {t} time steps, {np.size(times)} times from 0 on were expected")
+    return max(int(np.max(times)) + 1, h, w)
 
 
 def extend_positions(positions: np.ndarray, delta: int, length: int) -> np.ndarray:

@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_images: images in one request.
         max_videos: videos in one request.
         max_audios: sounds in one request.
-        max_item_tokens: prompt tokens that stand for one medium.
+        max_item_tokens: prompt tokens that stand for one medium. The default holds the longest clip of Qwen's own defaults.
         preprocess_cache_bytes: capacity of the preprocess cache, bytes.
         embedding_cache_bytes: capacity of an encoder's row cache, bytes.
         max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for another medium is found.
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_images: Count = 256
     max_videos: Count = 32
     max_audios: Count = 32
-    max_item_tokens: Count = 65_536
+    max_item_tokens: Count = 131_072
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
     max_caller_hashes: Count = 65_536

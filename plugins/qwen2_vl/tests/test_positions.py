@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mm_plugin import Modality, MultimodalDataItem
 from mm_plugin.errors import SpanError
+from mm_plugin.positions import extend_positions
 from mm_plugin_qwen2vl.positions import positions
 
 CONFIG = {"vision_config": {"spatial_merge_size": 2}}
@@ -20,12 +21,12 @@ TEXT, START, END, PAD = 5, 1, 2, 3
 Grid = tuple[int, int, int]
 
 
-def make_item(start: int, grid: Sequence[int]) -> MultimodalDataItem:
+def make_item(start: int, grid: Sequence[int], *, video: bool = False) -> MultimodalDataItem:
     t, h, w = grid
     return MultimodalDataItem(
-        modality=Modality.IMAGE,
+        modality=Modality.VIDEO if video else Modality.IMAGE,
         offsets=[(start, start + t * h * w // 4 - 1)],
-        model_specific_data={"image_grid_thw": np.array([grid])},
+        model_specific_data={"video_grid_thw" if video else "image_grid_thw": np.array([grid])},
     )
 
 
@@ -36,15 +37,18 @@ def laid_out(segments: Sequence[Any]) -> tuple[list[MultimodalDataItem], int]:
         if kind == "text":
             cursor += value
             continue
-        cursor += kind == "image"
-        items.append(make_item(cursor, value))
-        cursor = items[-1].offsets[0][1] + 1 + (kind == "image")
+        wrapped = not kind.endswith("_raw")
+        cursor += wrapped
+        items.append(make_item(cursor, value, video=kind.startswith("video")))
+        cursor = items[-1].offsets[0][1] + 1 + wrapped
     return items, cursor
 
 
 MROPE_CASES = [
     "one_image_middle", "image_at_start", "image_at_end", "raw_image_first_token", "two_images_text_between",
     "two_images_adjacent_wrapped", "two_images_adjacent_raw", "three_images", "tall_image", "one_token_image", "four_images_text",
+    "video_t2", "video_long_small_frames", "video_at_start", "image_then_video", "video_then_image",
+    "image_video_adjacent_wrapped", "two_videos_adjacent_wrapped", "image_video_image_video", "raw_image_raw_video_adjacent",
 ]  # fmt: skip
 
 
@@ -111,3 +115,41 @@ def test_text_alone_counts_on() -> None:
     found, delta = positions([], seq=4, config=CONFIG)
     assert found.tolist() == [[0, 1, 2, 3]] * 3
     assert delta == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, int, int, int]]) -> None:
+    """The paper's rule, token by token; time is one of the axes, which transformers 5.24 leaves out behind a clip."""
+    segments: list[tuple[str, Any]] = []
+    expected: list[tuple[int, int, int]] = []
+
+    def text(count: int) -> None:
+        for _ in range(count):
+            expected.append((max(map(max, expected), default=-1) + 1,) * 3)
+
+    for video, words, t, h, w in parts:
+        segments += [("text", words), ("video" if video else "image", (t if video else 1, 2 * h, 2 * w))]
+        text(words + 1)
+        free = max(map(max, expected)) + 1
+        expected += [
+            (free + i, free + j, free + k) for i in range(t if video else 1) for j in range(h) for k in range(w)
+        ]
+        text(1)
+    items, seq = laid_out(segments)
+    found, delta = positions(items, seq=seq, config=CONFIG)
+    assert found.T.tolist() == [list(one) for one in expected]
+    assert delta == found.max() + 1 - seq
+
+
+@pytest.mark.case("4.6")
+def test_generation_goes_on_behind_a_long_clip_at_the_end() -> None:
+    items, seq = laid_out([("text", 3), ("video_raw", (7, 4, 6))])
+    found, delta = positions(items, seq=seq, config=CONFIG)
+    assert extend_positions(found, delta, seq + 2)[:, seq:].tolist() == [[3 + 7, 3 + 7 + 1]] * 3

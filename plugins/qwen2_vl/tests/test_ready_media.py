@@ -210,3 +210,41 @@ def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> No
     assert len(processor.process(SLOT, [second]).mm_items) == 1
     with pytest.raises(RequestError, match="must stand for one"):
         processor.process(SLOT, [first])
+
+
+LEVELS, CLIP = np.zeros((16, 3, 392), np.uint8), "<|vision_start|><|video_pad|><|vision_end|>"
+
+
+@pytest.mark.case("7.6")
+@pytest.mark.parametrize("feature", [LEVELS, torch.from_numpy(LEVELS.copy()), np.zeros((16, 1176), np.float32)])
+def test_a_prepared_clip_is_taken_in_both_forms(
+    processor: ModelProcessor, encoder: Encoder, table: torch.nn.Embedding, feature: Any
+) -> None:
+    medium = ProcessorOutput({"pixel_values_videos": feature, "video_grid_thw": [[2, 2, 4]]})
+    output = processor.process(CLIP, videos=[medium])
+    assert output.mm_items[0].num_tokens == 4
+    assert torch.isfinite(embed_in_chunks(output, table, encoder, size=3)).all()
+
+
+@pytest.mark.case("2.2")
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"pixel_values_videos": LEVELS}, "video_grid_thw"),
+        (
+            {"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 2, 4]], "second_per_grid_ts": [1.0]},
+            "second_per_grid_ts",
+        ),
+        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[1, 2, 4]]}, r"\[16, 3, 392\]"),
+        ({"pixel_values_videos": LEVELS[:, :, :196], "video_grid_thw": [[2, 2, 4]]}, r"\[16, 3, 196\]"),
+        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 3, 4]]}, "no video"),
+        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[-2, 2, -4]]}, "no video"),
+        ({"pixel_values": LEVELS, "image_grid_thw": [[2, 2, 4]]}, "pixel_values_videos"),
+    ],
+)
+def test_fields_of_a_clip_that_do_not_fit_are_the_clients_fault(
+    processor: ModelProcessor, fields: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(MediaError, match=part) as caught:
+        processor.process(CLIP, videos=[ProcessorOutput(fields)])
+    assert caught.value.path == "videos[0]"

@@ -18,6 +18,7 @@ from mm_plugin.checkpoint import Checkpoint, check_tensors
 Module = TypeVar("Module", bound=torch.nn.Module)
 # A kernel for segments of any length takes a call for all of them; only these dtypes have one.
 _PACKED = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)
 
 
 def load_tower(
@@ -93,8 +94,9 @@ class PatchEmbedding:
         Shape:
             returns [n_patches, width].
         """
-        floats = (feature.float() - self._mean) / self._std if feature.dtype == torch.uint8 else feature.float()
-        floats = floats.flatten(1)
+        # A conversion is a copy of its own, which may be written.
+        levels = feature.dtype == torch.uint8
+        floats = (feature.float().sub_(self._mean).div_(self._std) if levels else feature.float()).flatten(1)
         weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._picture
         return functional.linear(floats, weight, self._bias).to(self._dtype)
 
@@ -106,7 +108,7 @@ class Segments:
     a kernel for stretches of any length, all of them are one call.
 
     Args:
-        lengths: of each stretch, tokens.
+        lengths: of each stretch, tokens; at least one.
         device: torch device.
     """
 
@@ -118,7 +120,7 @@ class Segments:
             self.runs.append((start, count, length))
             start += count * length
         self._bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
-        self._longest = max(lengths, default=0)
+        self._longest = max(lengths)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Softmax attention inside each stretch, scaled by the root of head_dim.
@@ -126,23 +128,25 @@ class Segments:
         Shape:
             query, key, value and the result are [n_tokens, n_heads, head_dim].
         """
-        packed = _packed_attention() if query.is_cuda and query.dtype in _PACKED else None
+        packed = _packed_attention(query.device) if query.is_cuda and query.dtype in _PACKED else None
         if packed is not None:
             attended: torch.Tensor = packed(query, key, value, self._bounds, self._bounds, self._longest, self._longest)
             return attended
-        out = torch.empty_like(query)
+        done = []
         for start, count, length in self.runs:
             part = slice(start, start + count * length)
             stretches = [
                 tensor[part].reshape(count, length, *tensor.shape[1:]).transpose(1, 2) for tensor in (query, key, value)
             ]  # [stretches, n_heads, tokens, head_dim]
-            done = functional.scaled_dot_product_attention(stretches[0], stretches[1], stretches[2])
-            out[part] = done.transpose(1, 2).flatten(0, 1)
-        return out
+            mixed = functional.scaled_dot_product_attention(stretches[0], stretches[1], stretches[2])
+            done.append(mixed.transpose(1, 2).flatten(0, 1))
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
-def _packed_attention() -> Callable[..., Any] | None:
-    """Torch's attention over stretches of any length; newer versions have it."""
+def _packed_attention(device: torch.device) -> Callable[..., Any] | None:
+    """Torch's attention over stretches of any length, where there is one: in newer versions, on devices since Ampere."""
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -177,7 +181,10 @@ class Rotary:
             states and the result are [n_tokens, n_heads, head_dim].
         """
         left, right = states.float().chunk(2, dim=-1)
-        turned = torch.cat((left * self._cos - right * self._sin, right * self._cos + left * self._sin), dim=-1)
+        turned = torch.empty(states.shape, dtype=torch.float32, device=states.device)
+        new_left, new_right = turned.chunk(2, dim=-1)
+        torch.mul(left, self._cos, out=new_left).addcmul_(right, self._sin, value=-1)
+        torch.mul(right, self._cos, out=new_right).addcmul_(left, self._sin)
         return turned.to(states.dtype)
 
 

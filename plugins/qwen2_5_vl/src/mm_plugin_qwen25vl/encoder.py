@@ -92,7 +92,7 @@ class Qwen25VLEncoder(Encoder, EncodesImages, EncodesVideos):
                     in_windows = not in_windows
                     states = self._moved(states, there if in_windows else back)
                 normed, layer = block.norm1(states), block.attn
-                states = states + self_attention(
+                states += self_attention(
                     normed,
                     layer.qkv,
                     layer.proj,
@@ -100,7 +100,7 @@ class Qwen25VLEncoder(Encoder, EncodesImages, EncodesVideos):
                     rotary=window_rotary if in_windows else rotary,
                     segments=windows if in_windows else frames,
                 )
-                states = states + block.mlp(block.norm2(states))
+                states += block.mlp(block.norm2(states))
             rows = self._tower.merger(states)  # [n_rows, hidden]
             if in_windows:
                 rows = rows[back]

@@ -71,9 +71,9 @@ class Qwen2VLEncoder(Encoder, EncodesImages, EncodesVideos):
             states = torch.cat([self._embed(torch.as_tensor(item.feature).to(self._device)) for item in items])
             for block in self._tower.blocks:
                 normed, layer = block.norm1(states), block.attn
-                states = states + self_attention(
+                states += self_attention(
                     normed, layer.qkv, layer.proj, n_heads=self._heads, rotary=rotary, segments=segments
                 )
-                states = states + block.mlp(block.norm2(states))
+                states += block.mlp(block.norm2(states))
             rows = self._tower.merger(states)  # [n_rows, hidden]
         return list(rows.split([count // self._merge**2 for count in counts]))
