@@ -10,7 +10,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import embed_rows, identity_rows, pixel_rows, prompt_rows, start_rows, tile_rows, tower_rows, video_rows
+from benchmarks import (
+    embed_rows,
+    identity_rows,
+    pixel_rows,
+    prompt_rows,
+    start_rows,
+    tile_rows,
+    tower_rows,
+    video_rows,
+)
 from benchmarks.harness import Result, Row, conditions, measure, report, settle_allocator
 from mm_plugin import Registry, discover
 from mm_plugin_deepseekvl2 import testing as deepseek_vl2
@@ -23,9 +32,9 @@ def all_rows(registry: Registry, checkpoint: Path, tiled: Path) -> Iterator[Row]
     """Every row, made when its turn comes, so that only one holds its arrays."""
     yield from prompt_rows.rows()
     yield from pixel_rows.rows(registry, checkpoint)
+    yield from tile_rows.rows(registry, tiled)
     yield from video_rows.rows(registry, checkpoint)
     yield from tower_rows.rows(registry, checkpoint)
-    yield from tile_rows.rows(registry, tiled)
     yield from identity_rows.rows(registry, checkpoint)
     yield from embed_rows.rows()
     yield from start_rows.rows()

@@ -74,7 +74,9 @@ def main() -> None:
         core_wheel = build(CORE, folder / "dist")
         for plugin in PLUGINS:
             wheel = build(plugin, folder / "dist")
-            check_alone(core_wheel, plugin, wheel, folder)
+            place = folder / plugin.name  # of its own: neither another plugin nor its tests lie beside it
+            place.mkdir()
+            check_alone(core_wheel, plugin, wheel, place)
     print("all wheels are good")
 
 

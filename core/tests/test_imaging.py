@@ -368,53 +368,6 @@ def test_frames_have_the_reference_s_size(case: dict[str, Any], rule: str) -> No
     assert list(size) == case[rule]
 
 
-@given(
-    st.integers(1, 7),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2]),
-    st.sampled_from(["torch", "pillow"]),
-)
-def test_patches_of_a_clip_are_those_of_its_pictures(
-    count: int, down: int, across: int, temporal: int, merge: int, rule: Any
-) -> None:
-    side = 6
-    height, width = down * side * merge, across * side * merge
-    frames = [picture(17, 23, seed) for seed in range(count)]
-    sizes = {"patch_size": side, "merge_size": merge}
-    found = imaging.patchify_frames(
-        (frame for frame in frames), count, height, width, temporal_patch_size=temporal, rule=rule, **sizes
-    )
-    steps = -(-count // temporal)
-    assert found.shape == (steps * (height // side) * (width // side), 3, temporal * side * side)
-    split = found.reshape(steps, -1, 3, temporal, side * side)
-    for place in range(steps * temporal):
-        resized = imaging.resize(frames[min(place, count - 1)], height, width, rule=rule)
-        assert np.array_equal(split[place // temporal, :, :, place % temporal], imaging.patchify(resized, **sizes))
-
-
-def test_a_frame_that_comes_twice_is_resized_once_and_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    own = imaging._planar
-    monkeypatch.setattr(imaging, "_planar", lambda *args: calls.append(args) or own(*args))
-    frame = picture(12, 12)
-    frame.flags.writeable = False  # as a view of a PIL image is
-    before = frame.copy()
-    imaging.patchify_frames(
-        [frame, frame, picture(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2
-    )
-    assert len(calls) == 2
-    assert np.array_equal(frame, before)
-
-
-@pytest.mark.parametrize(("frames", "count", "height"), [(2, 3, 12), (0, 1, 12), (3, 2, 12), (2, 2, 13), (2, 2, 18)])
-def test_a_clip_that_is_not_what_was_promised_is_refused(frames: int, count: int, height: int) -> None:
-    clip = [picture(12, 12, seed) for seed in range(frames)]
-    with pytest.raises(SizeError):
-        imaging.patchify_frames(clip, count, height, 12, patch_size=6, merge_size=2, temporal_patch_size=2)
-
-
 # --- tiles -------------------------------------------------------------------------------------------------------------
 
 
@@ -508,3 +461,50 @@ def test_tiles_lie_row_by_row() -> None:
     for wrong in (picture(40, 61), picture(41, 60), picture(20, 60)):
         with pytest.raises(SizeError, match="6 tiles of 20"):
             imaging.cut_tiles(wrong, tiles)
+
+
+@given(
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["torch", "pillow"]),
+)
+def test_patches_of_a_clip_are_those_of_its_pictures(
+    count: int, down: int, across: int, temporal: int, merge: int, rule: Any
+) -> None:
+    side = 6
+    height, width = down * side * merge, across * side * merge
+    frames = [picture(17, 23, seed) for seed in range(count)]
+    sizes = {"patch_size": side, "merge_size": merge}
+    found = imaging.patchify_frames(
+        (frame for frame in frames), count, height, width, temporal_patch_size=temporal, rule=rule, **sizes
+    )
+    steps = -(-count // temporal)
+    assert found.shape == (steps * (height // side) * (width // side), 3, temporal * side * side)
+    split = found.reshape(steps, -1, 3, temporal, side * side)
+    for place in range(steps * temporal):
+        resized = imaging.resize(frames[min(place, count - 1)], height, width, rule=rule)
+        assert np.array_equal(split[place // temporal, :, :, place % temporal], imaging.patchify(resized, **sizes))
+
+
+def test_a_frame_that_comes_twice_is_resized_once_and_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    own = imaging._planar
+    monkeypatch.setattr(imaging, "_planar", lambda *args: calls.append(args) or own(*args))
+    frame = picture(12, 12)
+    frame.flags.writeable = False  # as a view of a PIL image is
+    before = frame.copy()
+    imaging.patchify_frames(
+        [frame, frame, picture(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2
+    )
+    assert len(calls) == 2
+    assert np.array_equal(frame, before)
+
+
+@pytest.mark.parametrize(("frames", "count", "height"), [(2, 3, 12), (0, 1, 12), (3, 2, 12), (2, 2, 13), (2, 2, 18)])
+def test_a_clip_that_is_not_what_was_promised_is_refused(frames: int, count: int, height: int) -> None:
+    clip = [picture(12, 12, seed) for seed in range(frames)]
+    with pytest.raises(SizeError):
+        imaging.patchify_frames(clip, count, height, 12, patch_size=6, merge_size=2, temporal_patch_size=2)

@@ -114,24 +114,20 @@ def _pillow_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarra
 
 
 def _torch_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], np.ndarray]:
-    resize_to = _planar_resizer(pixels)
+    interpolate = _interpolator(pixels)
     # torch puts the channels last in half the time that numpy takes.
-    return lambda size: np.asarray(resize_to(size).permute(1, 2, 0).contiguous())  # [height, width, 3]
+    return lambda size: interpolate(size).permute(1, 2, 0).contiguous().numpy()  # [height, width, 3]
 
 
-def _planar_resizer(pixels: np.ndarray) -> Callable[[tuple[int, int]], Any]:
-    """The `torch` rule, which gives tensors [3, height, width] in whatever memory order."""
+def _interpolator(pixels: np.ndarray) -> Callable[[tuple[int, int]], Any]:
+    """The `torch` rule: from [height, width, 3] uint8 a tensor [3, height, width] of another size, in whatever memory order."""
     import torch
 
     # A channels-last view of the picture as it lies is three times faster than a planar copy, and equal bit for bit.
     # torch takes no memory that cannot be written, such as a view of a PIL image.
     writable = pixels if pixels.flags.writeable else pixels.copy()
     source = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)  # [1, 3, height, width]
-
-    def resize_to(size: tuple[int, int]) -> Any:
-        return torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)[0]
-
-    return resize_to
+    return lambda size: torch.nn.functional.interpolate(source, size=size, mode="bicubic", antialias=True)[0]
 
 
 def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -321,7 +317,7 @@ def patchify_frames(
 def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np.ndarray:
     """A resized picture as [3, height, width]."""
     if rule == "torch" and pixels.shape[:2] != (height, width):
-        planar: np.ndarray = _planar_resizer(pixels)((height, width)).contiguous().numpy()
+        planar: np.ndarray = _interpolator(pixels)((height, width)).contiguous().numpy()
         return planar
     return np.ascontiguousarray(resize(pixels, height, width, rule=rule).transpose(2, 0, 1))
 

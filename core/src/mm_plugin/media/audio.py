@@ -240,16 +240,16 @@ def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray
                 raise MediaError("the sound holds samples that are no numbers", reason="samples")
             yield piece
 
-    parts = list(counted() if rate == wanted else _resampled(counted(), rate, wanted))
+    held = bytearray()  # grows in place, where a list of pieces would be kept beside what is made of them
+    for part in counted() if rate == wanted else _resampled(counted(), rate, wanted):
+        held += part.tobytes()
     if not count:
         raise MediaError("the sound has no samples", reason="empty")
     # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
-    out = np.zeros(AudioSize(count, rate).at(wanted).num_samples, dtype=np.float32)
-    filled = 0
-    for part in parts:
-        length = min(len(part), len(out) - filled)
-        out[filled : filled + length] = part[:length]
-        filled += length
+    size = AudioSize(count, rate).at(wanted).num_samples * np.dtype(np.float32).itemsize
+    del held[size:]
+    held += bytes(size - len(held))
+    out = np.frombuffer(held, dtype=np.float32)
     if not np.isfinite(out).all():
         raise MediaError("the sound holds samples that are no numbers", reason="samples")
     return out

@@ -55,7 +55,7 @@ def without_tags(data: bytes) -> bytes:
             size = size << 7 | part & 0x7F
         at += 10 + size + (10 if data[at + 5] & 0x10 else 0)
     data = data[at:] if at else data
-    if data.startswith((b"RIFF", b"RF64", b"FORM", b"riff")):
+    if data.startswith((b"RIFF", b"RF64", b"FORM", b"riff")) and (b"ID3 " in data or b"id3 " in data):
         data = _ID3_CHUNK.sub(b"junk", data)
     return data
 
