@@ -151,15 +151,7 @@ class Checkpoint:
             )
         return names
 
-    def tensors(
-        self,
-        prefixes: Iterable[str],
-        *,
-        device: Any = "cpu",
-        dtype: Any = None,
-        strip: bool = True,
-        unread: Iterable[str] = (),
-    ) -> dict[str, Any]:
+    def tensors(self, prefixes: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
         """Chosen tensors, by name without its prefix; no other tensor's bytes are read.
 
         Where a name begins with several prefixes, the first of them counts.
@@ -168,18 +160,16 @@ class Checkpoint:
             prefixes: such as `("visual.", "model.visual.")`.
             device: torch device on which they shall lie.
             dtype: torch dtype of floating-point tensors; None keeps their own.
-            strip: whether names come without their prefix.
-            unread: tensors whose names begin with one of these are left alone, whatever their prefix.
 
         Raises:
             UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
         """
-        prefixes, unread = tuple(prefixes), tuple(unread)
+        prefixes = tuple(prefixes)
         wanted: dict[str, str] = {}
         for name in self.tensor_names():
             prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-            if prefix is not None and not name.startswith(unread):
-                wanted[name] = name.removeprefix(prefix) if strip else name
+            if prefix is not None:
+                wanted[name] = name.removeprefix(prefix)
         twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
         if twice:
             raise UsageError(f"tensor {twice[0]!r} stands twice under {prefixes}", argument="checkpoint")

@@ -51,7 +51,10 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         options = DeepseekVL2Options.from_checkpoint(checkpoint, (Modality.IMAGE,))
         with torch.device("meta"):
             tower = DeepseekVL2Tower(config)
-        tensors = checkpoint.tensors(PREFIXES, device=device, dtype=dtype, strip=False, unread=UNREAD)
+        names = [
+            name for name in checkpoint.tensor_names() if name.startswith(PREFIXES) and not name.startswith(UNREAD)
+        ]
+        tensors = checkpoint.read_tensors(names, device=device, dtype=dtype)
         what = f"{checkpoint.folder}: its vision and projector tensors are not those of its config.json"
         check_tensors(tensors, tower.state_dict(), what=what)
         tower.load_state_dict(tensors, strict=True, assign=True)
