@@ -279,6 +279,13 @@ def test_what_an_author_raises_is_the_plugins_fault(open_tiny: Open, method: str
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_needs_more_memory_than_there_is_is_over_a_limit(open_tiny: Open, method: str) -> None:
+    with pytest.raises(LimitError) as caught:
+        open_tiny(broken(method, raising(MemoryError()))).process("<image>", [picture()])
+    assert caught.value.setting == "memory"
+
+
 @pytest.mark.parametrize("method", ["layout", "prepare", "replacement"])
 def test_a_size_that_no_rule_can_use_is_the_clients_fault(open_tiny: Open, method: str) -> None:
     class Second(Tiny):

@@ -656,3 +656,11 @@ def test_messages_whose_text_reads_as_a_token_are_refused_where_only_text_is_tak
         reader.read_text([1, 2])
     with pytest.raises(RequestError, match="surrogate"):
         reader.read_text("\ud800")
+
+
+def test_names_in_a_message_that_are_no_text_are_read_as_text(readers: dict[str, PromptReader]) -> None:
+    reader = readers["byte-level"]
+    messages = [{"role": "user", "content": "a", 1: "y"}]
+    assert reader.read(messages).ids.tolist() == reader.read([{"role": "user", "content": "a"}]).ids.tolist()
+    with pytest.raises(RequestError):
+        reader.read([{"role": "user", "content": "a", "\ud800": "y"}])

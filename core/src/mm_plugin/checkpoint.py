@@ -117,10 +117,13 @@ class Checkpoint:
         return self._tokenizer
 
     def fingerprint(self) -> str:
-        """Tells one set of weights from another without reading them: config, and name, size and time of each file."""
+        """Tells one encoder from another without reading weights: config, settings, and name, size and time of each file."""
         stats = [(file.name, file.stat()) for file in sorted(self.folder.glob("*.safetensors"))]
         files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        return digest(frame([json.dumps(self.config, sort_keys=True), files])).hex()[:32]
+        # An encoder may normalise by what these say.
+        names = sorted({"processor_config.json", *(name for group in _FILES.values() for name in group)})
+        settings = [(self.folder / name).read_bytes() if (self.folder / name).is_file() else None for name in names]
+        return digest(frame([json.dumps(self.config, sort_keys=True), settings, files])).hex()[:32]
 
     def tensor_names(self) -> dict[str, Path]:
         """Every tensor in the checkpoint, and the file that holds it.

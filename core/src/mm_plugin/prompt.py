@@ -363,7 +363,7 @@ def _plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) -
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PlaceholderError(f"messages[{index}]: a message is an object with a role", path=f"messages[{index}]")
     content = message.get("content")
-    plain = {name: _copied(part, index) for name, part in message.items() if name != "content"}
+    plain = {_clean(str(name), index): _copied(part, index) for name, part in message.items() if name != "content"}
     if content is None or isinstance(content, str):
         return plain | {"content": _clean(content or "", index)}
     if not isinstance(content, Sequence):

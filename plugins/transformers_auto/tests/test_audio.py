@@ -62,6 +62,11 @@ def test_a_sound_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
         processor.process(FAMILY.prompt(1), audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
 
 
+def test_a_sound_of_a_whole_request_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
+    with pytest.raises(MediaError, match=r"audios\[0\]: no token stands"):
+        opened("audioflamingo3").process("<sound>", audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
+
+
 def test_a_sound_of_another_rate_is_brought_to_the_models(opened: Get) -> None:
     pytest.importorskip("av")
     processor = opened("qwen2_audio")

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin import (
+    LimitError,
     MediaError,
     NoModelError,
     PlaceholderError,
@@ -276,6 +277,29 @@ def test_arguments_under_which_media_are_not_independent_are_refused(opened: Get
     """Pan and scan writes a sentence around a picture that is wide enough, so the text around pictures depends on them."""
     with pytest.raises(RequestError, match="cannot be prepared one by one: the text around images depends on"):
         opened("gemma3").process("<start_of_image>", [photo()], images_kwargs={"do_pan_and_scan": True})
+
+
+def test_a_size_that_only_one_picture_makes_depend_on_others_is_the_requests_fault(opened: Get) -> None:
+    options = {
+        "do_pan_and_scan": True,
+        "pan_and_scan_min_ratio_to_activate": 5.0,
+        "pan_and_scan_min_crop_size": 16,
+    }
+    with pytest.raises(RequestError, match="options: "):
+        opened("gemma3").process("<start_of_image>", [Image.new("RGB", (600, 100))], images_kwargs=options)
+
+
+@pytest.mark.parametrize("family", ["llava", "paligemma"])
+def test_a_request_has_no_picture_made_larger_than_it_may_send(
+    family: str, registry: Registry, checkpoint: Get, opened: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = opened(family)
+    prompt = "<image>"
+    monkeypatch.setattr(type(processor._learnt), "run", lambda *a, **k: pytest.fail("the processor ran"))
+    monkeypatch.setattr(type(processor._learnt), "layout", lambda *a, **k: pytest.fail("the processor ran"))
+    with pytest.raises(LimitError, match="more than 89478485 pixels") as caught:
+        processor.process(prompt, [Image.new("RGB", (40, 30))], images_kwargs={"size": {"height": 60000, "width": 8}})
+    assert caught.value.setting == "max_image_pixels"
 
 
 def test_two_checkpoints_that_differ_only_in_their_processor_share_no_prepared_picture(

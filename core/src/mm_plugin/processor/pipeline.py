@@ -962,7 +962,7 @@ class Pipeline:
         """Call an author's method: what is wrong with the medium is the request's fault, everything else the plugin's."""
         try:
             return call()
-        except (RequestError, PluginError):
+        except (RequestError, PluginError, MemoryError):
             raise
         except SizeError as error:
             raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error

@@ -14,6 +14,7 @@ from PIL import Image
 from mm_plugin import (
     BaseOptions,
     For,
+    LimitError,
     MediaError,
     Medium,
     Modality,
@@ -169,6 +170,11 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
         items = []
         for modality in media:
             kind = learnt.kinds[modality]
+            if not (ids == kind.row_token).any():
+                path = f"{modality.argument}[0]"
+                raise MediaError(
+                    f"{path}: no token stands for {modality.argument} of this size", path=path, reason="size"
+                )
             fields = {name: out[name].numpy() for name in kind.fields}
             items.append(WholeItem(modality, ids == kind.row_token, out[kind.features[0]], fields))
         return Whole(ids, items)
@@ -188,6 +194,12 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
             if self._works_on_a_plain_one(kind):
                 raise SizeError(str(error)) from error
             raise
+        except Unlike as error:
+            if not own:
+                raise
+            raise RequestError(
+                f"options: with these arguments media cannot be prepared one by one: {error}", path="options"
+            ) from error
 
     def _works_on_a_plain_one(self, kind: Kind) -> bool:
         """Whether the processor still does what it did when the model was opened."""
@@ -220,6 +232,25 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
                         f"options: {part} has no argument {name!r} that a request may give; there are: {', '.join(known)}",
                         path="options",
                     )
+                self._check_size(modality, name, given[name])
+
+    def _check_size(self, modality: Modality, name: str, value: Any) -> None:
+        """A request may not have pictures made that are larger than those it may send; what was given at load may.
+
+        Raises:
+            LimitError: a number, taken for a side in pixels, is of a square over `max_image_pixels`.
+        """
+        if modality is not Modality.IMAGE or self.options.images_kwargs.get(name) == value:
+            return
+        limit, most = self.settings.max_image_pixels, max(map(abs, _numbers(value)), default=0)
+        if (most if "pixels" in name else most**2) > limit:
+            raise LimitError(
+                f"options: {name} asks for more than {limit} pixels; give it when the model is opened",
+                path="options",
+                setting="max_image_pixels",
+                limit=limit,
+                value=int(most),
+            )
 
     def _check_kwargs(self, kwargs: Mapping[Modality, Kwargs]) -> None:
         """Arguments must be known, and leave media independent of one another."""
@@ -262,6 +293,15 @@ class ImagesAndAudioProcessor(AudioProcessor):
     """Any model that takes both."""
 
     Options: ClassVar[type[BaseOptions]] = ImagesAndAudioOptions
+
+
+def _numbers(value: Any) -> list[float]:
+    """Every number in a plain value, however deep."""
+    if isinstance(value, Mapping):
+        return [number for part in value.values() for number in _numbers(part)]
+    if isinstance(value, list | tuple):
+        return [number for part in value for number in _numbers(part)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def _measures(modality: Modality, size: Any, options: Any) -> tuple[int, ...]:
