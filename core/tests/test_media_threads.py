@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
 import io
 import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Annotated, Any
@@ -199,6 +202,12 @@ def test_sizes_that_are_none(open_many: Open) -> None:
         ("video", VideoSize(1, 1, 0, 1.0), MediaError),
         ("video", VideoSize(1, 1, 1, float("nan")), MediaError),
         ("video", VideoSize(0, 1, 1, 1.0), MediaError),
+        ("video", VideoSize(1, 1, 1, float("inf")), MediaError),
+        ("video", VideoSize(1, 1, 4, 2.0, np.zeros(2)), UsageError),
+        ("video", VideoSize(1, 1, 4.5, 2.0), UsageError),  # type: ignore[arg-type]
+        ("video", VideoSize("a", 1, 4, 2.0), UsageError),  # type: ignore[arg-type]
+        ("video", VideoSize(1, 1, 10**12, 25.0), LimitError),
+        ("video", SampledVideo(1, 1, np.arange(4), np.arange(4.0), 0.0), UsageError),
         ("video", SampledVideo(1, 1, np.zeros(0, np.int64), np.zeros(0), 1.0), MediaError),
         ("video", VideoSize(100_000, 100_000, 1, 1.0), LimitError),
         ("audio", AudioSize(0, 16000), MediaError),
@@ -533,3 +542,68 @@ def test_a_broken_clip_is_found_while_it_is_prepared(open_many: Open) -> None:
         with pytest.raises(MediaError) as caught:
             ask("<video> <video>", videos=[clip(), frames])
         assert caught.value.path == "videos[1]"
+
+
+# ------------------------------------------------------------------ what is held, and what is counted before it is touched
+
+
+@pytest.mark.parametrize("as_async", [False, True], ids=["sync", "async"])
+def test_a_request_that_failed_holds_none_of_its_media(open_many: Open, as_async: bool) -> None:
+    processor = open_many()
+    prompt = "<video> <video>"
+
+    async def fail(media: list[Any]) -> None:
+        with contextlib.suppress(MediaError):
+            if as_async:
+                await processor.process_async(prompt, videos=media)
+            else:
+                processor.process(prompt, videos=media)
+
+    async def main() -> bool:
+        array = np.zeros((4, 8, 8, 3), np.uint8)
+        held = weakref.ref(array)
+        await fail([VideoFrames(array, fps=1.0), b"bad" * 50])
+        del array
+        for _ in range(50):  # a thread that ends its work may hold it a moment longer
+            if held() is None:
+                break
+            await asyncio.sleep(0.05)
+        return held() is not None
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert not asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+def test_pixels_of_objects_are_counted_over_a_request_before_any_is_touched(open_many: Open) -> None:
+    processor = open_many(max_request_pixels=1_500)
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, "PNG")
+    lazy = [Image.open(io.BytesIO(file.getvalue())) for _ in range(4)]
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("<video>", {"videos": [VideoFrames(lazy, fps=2.0)]}),
+        ("<image> " * 4, {"images": lazy}),
+        ("<video> " * 4, {"videos": [VideoFrames(np.zeros((1, 20, 20, 3), np.uint8), fps=2.0)] * 4}),
+    ]
+    for prompt, media in requests:
+        with pytest.raises(LimitError) as caught:
+            processor.process(prompt, **media)
+        assert caught.value.setting == "max_request_pixels"
+    assert all(image._im is None for image in lazy)
+
+
+@pytest.mark.parametrize("sampled", [np.zeros(2), [object()], "x", 1, None], ids=lambda value: type(value).__name__)
+def test_whether_frames_were_chosen_is_true_or_false(open_many: Open, sampled: Any) -> None:
+    frames = VideoFrames(np.zeros((2, 8, 8, 3), np.uint8), fps=2.0, sampled=sampled)
+    with pytest.raises(MediaError, match="sampled must be true or false"):
+        open_many().process("<video>", videos=[frames])
+
+
+def test_a_frame_has_no_url_of_its_own(open_many: Open) -> None:
+    frames = VideoFrames(["http://a.example/1.png", "http://a.example/2.png"], fps=2.0)
+    with pytest.raises(MediaError) as caught:
+        open_many(allowed_hosts=("a.example",)).process("<video>", videos=[frames])
+    assert caught.value.reason == "url"

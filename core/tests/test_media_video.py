@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
-from mm_plugin.media import SampledVideo, VideoFrames, VideoSize, open_video, probe, video, whole
+from mm_plugin.media import SampledVideo, Sampling, VideoFrames, VideoSize, open_video, probe, video, whole
 from mm_plugin.media.heads import check_head
 from mm_plugin.settings import Settings
 
@@ -942,3 +942,26 @@ def test_nothing_but_our_errors_for_noise() -> None:
             with pytest.raises(MMPluginError) as caught:
                 every_frame(data)
             assert isinstance(caught.value, MediaError | LimitError)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg1video", "mpeg2video", "mpeg4"])
+def test_frames_of_an_avi_are_those_that_are_shown_whatever_order_they_are_stored_in(codec: str) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        stream = container.add_stream(codec, rate=24, options={"bf": "2"})
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        for level in range(60):
+            pixels = np.full((64, 64, 3), 4 * level, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    with av.open(io.BytesIO(file.getvalue())) as container:
+        expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    source = opened(file.getvalue())
+    size = source.probe()
+    assert size.frames == len(expected)
+    for indices in ([0, len(expected) - 1], [1], list(range(len(expected)))):
+        chosen = Sampling.of(size, np.array(indices))
+        sampled = SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps)
+        for index, found in zip(indices, source.decode(sampled).frames, strict=True):
+            assert np.array_equal(found, expected[index])

@@ -545,3 +545,8 @@ def test_expanded_prompts_of_several_kinds_are_matched_padded_and_marked(
     for index, ((start, end), _) in enumerate(flat):
         values = made[index].pad_values or ()
         assert padded[start : end + 1].tolist() == [values[at % 4] for at in range(end - start + 1)]
+
+
+def test_a_token_that_is_repeated_takes_no_memory() -> None:
+    found = Replacement.repeat(7, 10**12)
+    assert (len(found.ids), found.num_rows, int(found.ids[-1])) == (10**12, 10**12, 7)

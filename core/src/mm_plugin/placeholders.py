@@ -31,8 +31,8 @@ class Replacement(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def repeat(cls, token: int, count: int) -> Replacement:
-        """`count` times one token, each taking a row."""
-        return cls(np.full(count, token, dtype=np.int64))
+        """`count` times one token, each taking a row; however many, they take no memory."""
+        return cls(np.broadcast_to(np.int64(token), count))
 
     @property
     def num_rows(self) -> int:

@@ -101,6 +101,8 @@ def test_a_clip_in_every_form_that_is_one_is_taken(
         (clip(pixel_values=FLOATS), "pixel_values"),
         (clip(image_grid_thw=GRID), "image_grid_thw"),
         (clip(second_per_grid_ts=[float("nan")]), "second_per_grid_ts"),
+        (clip(second_per_grid_ts="abc"), "second_per_grid_ts"),
+        (clip(second_per_grid_ts=["abc"]), "second_per_grid_ts"),
         (clip(second_per_grid_ts=[float("inf")]), "second_per_grid_ts"),
         (clip(second_per_grid_ts=[-0.5]), "second_per_grid_ts"),
         (clip(second_per_grid_ts=[1e300]), "second_per_grid_ts"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mm_plugin.media.audio import AudioSource, open_audio
-from mm_plugin.media.images import ImageSource, normalise_image, open_image
+from mm_plugin.media.images import ImageSource, normalise_image, open_image, raw_pixels
 from mm_plugin.media.limits import check_pixels
 from mm_plugin.media.sizes import (
     WHITE,
@@ -52,6 +52,7 @@ __all__ = [
     "open_image",
     "open_video",
     "probe",
+    "raw_pixels",
     "whole",
 ]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from mm_plugin.errors import LimitError, MediaError, MMPluginError
 from mm_plugin.identity import digest, feature_digest, frame
 from mm_plugin.media.inner import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
-from mm_plugin.media.sizes import WHITE, Color, Medium, Size
+from mm_plugin.media.sizes import WHITE, Color, Medium, Size, VideoFrames
 from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.settings import Settings
 from mm_plugin.structs import Modality
@@ -238,6 +239,20 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
     check_pixels(path, value.shape[-3], value.shape[-2], settings)
     found: np.ndarray = value
     return found
+
+
+def raw_pixels(value: Any) -> int:
+    """Pixels of a picture or clip that comes as an object, an array or a tensor, told without a look at any of them."""
+    if isinstance(value, Image.Image):
+        return value.width * value.height
+    if isinstance(value, list | tuple):
+        return sum(map(raw_pixels, value))
+    if isinstance(value, VideoFrames):
+        return raw_pixels(value.frames)
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
+        return math.prod(value.shape) // 3
+    return 0
 
 
 def normalise_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:

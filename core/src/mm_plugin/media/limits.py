@@ -62,7 +62,7 @@ def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) 
 
 
 def check_request_pixels(path: str, pixels: int, settings: Settings) -> None:
-    """Refuse a clip whose frames alone have more pixels than `max_request_pixels`."""
+    """Refuse media that have more pixels than `max_request_pixels`, all up to this one together."""
     limit = settings.max_request_pixels
     if pixels > limit:
         raise exceeds(path, f"{pixels} pixels", "max_request_pixels", limit, pixels)

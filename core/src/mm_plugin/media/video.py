@@ -21,7 +21,7 @@ from mm_plugin.media.containers import decoding, open_container, open_packets
 from mm_plugin.media.images import ImageSource, as_pixels, open_image
 from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_request_pixels, check_video_seconds
 from mm_plugin.media.sizes import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
-from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.media.sources import is_encoded, is_remote, read_bytes
 from mm_plugin.settings import Settings
 from mm_plugin.structs import Modality
 
@@ -38,6 +38,8 @@ _CODECS = frozenset(
         "msmpeg4v2", "msmpeg4v3", "prores",
     }
 )  # fmt: skip
+# Of AVI, the codecs of which FFmpeg tells when their frames are shown.
+_IN_ORDER = ("mpeg4", "msmpeg4v2", "msmpeg4v3", "mjpeg")
 # Containers that know where their key frames are.
 _SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 # A key frame that is fewer frames ahead is reached by decoding; measured: entering anew costs as much as some frames.
@@ -152,8 +154,10 @@ class EncodedVideo:
             upright = mov and self._data.count(_UNTURNED) >= self._data.count(b"tkhd") + self._data.count(b"mvhd")
             height, width, base = stream.height, stream.width, stream.time_base
             rate = stream.average_rate or stream.guessed_rate
+            # AVI numbers frames as they are stored, which need not be as they are shown.
+            numbered = container.format.name == "avi" and stream.codec_context.codec.canonical_name not in _IN_ORDER
         ordered = sorted({time for time in pts if time is not None})
-        known = len(ordered) == len(pts)
+        known = not numbered and len(ordered) == len(pts)
         turn = _Turn()
         if not known or not upright or not height or not width:
             height, width, turn, shown, count = self._look(every=not known)
@@ -376,6 +380,8 @@ class GivenFrames:
     def __init__(self, path: str, settings: Settings, value: VideoFrames) -> None:
         self.path = path
         self.sampled = value.sampled
+        if not isinstance(self.sampled, bool):
+            raise MediaError(f"{path}: sampled must be true or false", path=path, reason="metadata")
         pixels = as_pixels(value.frames, path, settings, batch=True)
         if pixels is None and not isinstance(value.frames, list | tuple):
             raise MediaError(
@@ -500,6 +506,9 @@ def _pictures(frames: Sequence[Any], path: str, settings: Settings) -> Iterator[
     """Each frame opened; together they may have as many bytes as one medium, and what is copied as many pixels as a request."""
     total = pixels = 0
     for frame_given in frames:
+        if is_remote(frame_given):
+            # A clip is one medium: it is fetched by one URL, or its frames are fetched by whoever lists them.
+            raise MediaError(f"{path}: a frame is not fetched by a URL of its own", path=path, reason="url")
         if hasattr(frame_given, "shape"):
             found = as_pixels(frame_given, path, settings)
             pixels += 0 if found is None else found.shape[0] * found.shape[1]

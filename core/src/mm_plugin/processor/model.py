@@ -167,9 +167,13 @@ class ModelProcessor(ABC):
         async def each(items: Sequence[Item], step: Callable[[Item], None]) -> None:
             work = (loop.run_in_executor(executor, step, item) for item in items)
             # Wait for all, so that the error raised is the first in order, as in `process`.
-            for error in await asyncio.gather(*work, return_exceptions=True):
+            found = await asyncio.gather(*work, return_exceptions=True)
+            error = next((error for error in found if error is not None), None)
+            try:
                 if error is not None:
                     raise error
+            finally:
+                del found, error  # an error that holds the frame that holds it would keep every medium alive
 
         with self._pipeline.guard():
             request = await loop.run_in_executor(

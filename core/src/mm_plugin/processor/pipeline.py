@@ -59,8 +59,10 @@ from mm_plugin.media import (
     open_audio,
     open_image,
     open_video,
+    raw_pixels,
     whole,
 )
+from mm_plugin.media.limits import check_frames, check_request_pixels, check_video_seconds
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
@@ -352,7 +354,11 @@ class Pipeline:
     def request_of(
         self, items: list[Item], counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
-        """Items with the options and the context that they share."""
+        """Items with the options and the context that they share; pixels that came as objects are counted before any is touched."""
+        pixels = 0
+        for item in items:
+            pixels += raw_pixels(item.value)
+            check_request_pixels(item.path, pixels, self.settings)
         resolved = self.table.call(options)
         return Request(
             ids=np.zeros(0, dtype=np.int64),
@@ -400,10 +406,13 @@ class Pipeline:
         found = await asyncio.gather(
             *(fetch_async(item.value, item.path, self.settings) for item in items), return_exceptions=True
         )
-        for item, data in zip(items, found, strict=True):
-            if isinstance(data, BaseException):
-                raise data
-            item.value = data
+        try:
+            for item, data in zip(items, found, strict=True):
+                if isinstance(data, BaseException):
+                    raise data
+                item.value = data
+        finally:
+            found, data = [], b""  # an error that holds the frame that holds it would keep every medium alive
 
     def lay_out(self, request: Request, item: Item) -> None:
         """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
@@ -459,16 +468,7 @@ class Pipeline:
         if modality is Modality.VIDEO:
             if not isinstance(size, VideoSize | SampledVideo):
                 raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
-            check_pixels(path, size.height, size.width, self.settings)
-            if isinstance(size, SampledVideo):
-                if not size.frames:
-                    raise MediaError(f"{path}: no frame was chosen", path=path, reason="empty")
-                return size
-            if size.frames < 1 or not size.fps > 0:
-                raise MediaError(
-                    f"{path}: {size.frames} frames at {size.fps} a second are no clip", path=path, reason="empty"
-                )
-            return self.sample(size, options, path)
+            return self._known_clip(size, options, path)
         if modality is Modality.AUDIO:
             if not isinstance(size, AudioSize):
                 raise UsageError("size of audio must be an AudioSize", argument="size")
@@ -481,6 +481,36 @@ class Pipeline:
             raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
         check_pixels(path, picture.height, picture.width, self.settings)
         return picture
+
+    def _known_clip(self, size: VideoSize | SampledVideo, options: Any, path: str) -> SampledVideo:
+        whole_numbers = all(type(side) is int for side in (size.height, size.width))
+        if isinstance(size, SampledVideo):
+            chosen = Sampling(size.indices, size.timestamps, size.fps)
+            if whole_numbers and isinstance(size.indices, np.ndarray) and not size.indices.size:
+                raise MediaError(f"{path}: no frame was chosen", path=path, reason="empty")
+            if not whole_numbers or not _is_sampling(chosen, 1 << 62):
+                raise UsageError(
+                    "a SampledVideo has whole sides, int64 indices that ascend, a finite float64 timestamp for each, and a "
+                    "rate above 0",
+                    argument="size",
+                )
+            check_pixels(path, size.height, size.width, self.settings)
+            return size
+        number = isinstance(size.fps, int | float)
+        times = size.timestamps is None or np.shape(size.timestamps) == (size.frames,)
+        if not whole_numbers or type(size.frames) is not int or not number or not times:
+            raise UsageError(
+                "a VideoSize has whole sides and frames, a rate, and a timestamp for each frame or none",
+                argument="size",
+            )
+        check_pixels(path, size.height, size.width, self.settings)
+        if size.frames < 1 or not 0 < size.fps < math.inf:
+            raise MediaError(
+                f"{path}: {size.frames} frames at {size.fps} a second are no clip", path=path, reason="empty"
+            )
+        check_frames(path, size.frames, self.settings)
+        check_video_seconds(path, size.duration, self.settings)
+        return self.sample(size, options, path)
 
     def sampling_rate(self, options: Any) -> int:
         """The rate that the author asks for, checked."""
@@ -953,8 +983,10 @@ class Pipeline:
                 else:
                     future.result()
         finally:
-            for future in futures:
+            while futures:
+                future = futures.pop()
                 future.cancel()
+            del future  # its error holds this frame, and a frame that held it too would keep every medium alive
 
     # ---------------------------------------------------------------- blame
 

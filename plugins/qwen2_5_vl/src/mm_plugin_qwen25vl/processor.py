@@ -197,8 +197,8 @@ class Qwen25VLProcessor(ModelProcessor, TakesVideos, TakesPrepared):
         name = _grid_name(modality)
         still = modality is Modality.IMAGE
         if not still:
-            seconds = np.asarray(fields["second_per_grid_ts"], dtype=np.float64)
-            if seconds.shape != (1,) or not 0 <= seconds[0] <= MOST_SECONDS:
+            seconds = np.asarray(fields["second_per_grid_ts"])
+            if seconds.shape != (1,) or seconds.dtype.kind not in "iuf" or not 0 <= seconds[0] <= MOST_SECONDS:
                 raise SizeError(f"second_per_grid_ts must be [1] seconds from 0 to {MOST_SECONDS}")
         return grid_rows(np.asarray(fields[name]), name=name, merge_size=self.options.merge_size, still=still)
 
