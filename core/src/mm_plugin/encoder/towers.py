@@ -6,14 +6,17 @@ Knows no model: modules, weights and numbers are arguments.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from mm_plugin.checkpoint import Checkpoint, check_tensors
+from mm_plugin.encoder import Encoder, EncodesImages, EncodesVideos, as_tensor
+from mm_plugin.structs import MultimodalDataItem
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 # A kernel for segments of any length takes a call for all of them; only these dtypes have one.
@@ -39,10 +42,24 @@ def load_tower(
     Raises:
         UsageError: the checkpoint lacks a tensor of the module, has one too many, or one of another shape.
     """
+    what = f"{checkpoint.folder}: its tensors under {' or '.join(prefixes)} are not those of its vision tower"
+    return fill_tower(make, lambda: checkpoint.tensors(prefixes, device=device, dtype=dtype), what=what)
+
+
+def fill_tower(make: Callable[[], Module], read: Callable[[], Mapping[str, torch.Tensor]], *, what: str) -> Module:
+    """As `load_tower`, for a module whose tensors lie under no common beginnings.
+
+    Args:
+        make: constructs the module; called with the meta device in force.
+        read: gives the tensors by the module's own names, on their device; called once the module is made.
+        what: what is wrong where they are not the module's, for the message.
+
+    Raises:
+        UsageError: a tensor is missing, one is too many, or one has another shape.
+    """
     with torch.device("meta"):
         module = make()
-    tensors = checkpoint.tensors(prefixes, device=device, dtype=dtype)
-    what = f"{checkpoint.folder}: its tensors under {' or '.join(prefixes)} are not those of its vision tower"
+    tensors = read()
     check_tensors(tensors, module.state_dict(), what=what)
     module.load_state_dict(tensors, strict=True, assign=True)
     return module.eval().requires_grad_(False)
@@ -99,6 +116,66 @@ class PatchEmbedding:
         floats = (feature.float().sub_(self._mean).div_(self._std) if levels else feature.float()).flatten(1)
         weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._picture
         return functional.linear(floats, weight, self._bias).to(self._dtype)
+
+
+class PatchGridEncoder(Encoder, EncodesImages, EncodesVideos):
+    """For towers that take the patches of all items in one pass, images and videos alike. Abstract: an author says what follows.
+
+    Items have `image_grid_thw` or `video_grid_thw` [1, 3], in patches, and their features in any form that `PatchEmbedding` takes.
+
+    Args:
+        proj: the tower's convolution over patches, on its device.
+        merge_size: patches along a side of a merged token.
+        mean: per channel, of levels scaled to 0..1.
+        std: per channel, of levels scaled to 0..1.
+        rescale: scales a level to 0..1.
+    """
+
+    def __init__(
+        self, proj: Any, *, merge_size: int, mean: Sequence[float], std: Sequence[float], rescale: float
+    ) -> None:
+        self._unit = merge_size**2
+        weight = proj.weight
+        self._place: torch.device = weight.device
+        self._embed = PatchEmbedding(weight, proj.bias, mean=mean, std=std, rescale=rescale, dtype=weight.dtype)
+
+    @abstractmethod
+    def encode_patches(self, states: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """Rows of all items, in their order.
+
+        Args:
+            states: [n_patches, width], embedded; may be written.
+            grids: (frames, rows, columns) of each item, patches.
+
+        Shape:
+            returns [n_rows, hidden], a row for each merged token.
+        """
+
+    @final
+    def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        """Rows [num_tokens, hidden] for each image, from one pass of the tower over all of them."""
+        return self._encode(items, "image_grid_thw")
+
+    @final
+    def get_video_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        """Rows [num_tokens, hidden] for each video, from one pass of the tower over all of them."""
+        return self._encode(items, "video_grid_thw")
+
+    def _encode(self, items: Sequence[MultimodalDataItem], field: str) -> list[torch.Tensor]:
+        grids: list[tuple[int, int, int]] = [tuple(item.get(field)[0].tolist()) for item in items]
+        with torch.inference_mode():
+            states = torch.cat([self._embed(as_tensor(item.feature).to(self._place)) for item in items])
+            rows = self.encode_patches(states, grids)
+        return list(torch.split(rows, [frames * down * across // self._unit for frames, down, across in grids]))
+
+
+def frame_lengths(grids: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Patches of each frame of all items, for `Segments` in which a frame attends to itself alone.
+
+    Args:
+        grids: (frames, rows, columns) of each item, patches.
+    """
+    return [rows * columns for frames, rows, columns in grids for _ in range(frames)]
 
 
 class Segments:

@@ -77,6 +77,51 @@ def fill_weights(
     return filled
 
 
+def write_transformers_checkpoint(
+    folder: str | Path,
+    model_class: Any,
+    config: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    preprocessor: Mapping[str, Any],
+    *,
+    seed: int,
+    renamed: Mapping[str, str] | None = None,
+    combined: bool = False,
+    shards: int = 1,
+) -> Path:
+    """A whole checkpoint of a model that transformers has, with seeded weights.
+
+    Args:
+        folder: made if it is not there.
+        model_class: the model with its language head; its name is the config's architecture.
+        config: of the model.
+        tokenizer: saved beside it.
+        preprocessor: settings, with `min_pixels` and `max_pixels`.
+        seed: of the weights.
+        renamed: beginnings of the names that tensors have in memory, and what they are stored under.
+        combined: write processor_config.json, as newer transformers does, in place of preprocessor_config.json.
+        shards: safetensors files; more than one come with an index.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(str(folder))
+    write_json(folder / "config.json", config.to_dict() | {"architectures": [model_class.__name__]})
+    settings = dict(preprocessor)
+    if combined:
+        size = {"shortest_edge": settings.pop("min_pixels"), "longest_edge": settings.pop("max_pixels")}
+        write_json(folder / "processor_config.json", {"image_processor": settings | {"size": size}})
+    else:
+        write_json(folder / "preprocessor_config.json", settings)
+    with torch.device("meta"):
+        names = model_class(config).state_dict()
+    state = {}
+    for name, tensor in fill_weights(names, seed=seed).items():
+        known = next((start for start in renamed or {} if name.startswith(start)), None)
+        state[name if renamed is None or known is None else renamed[known] + name.removeprefix(known)] = tensor
+    write_tensors(folder, state, shards=shards)
+    return folder
+
+
 def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: int = 1, digits: int = 5) -> None:
     """One safetensors file, or several with an index.
 

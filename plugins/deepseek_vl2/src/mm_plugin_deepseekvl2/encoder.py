@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem
-from mm_plugin.checkpoint import check_tensors
+from mm_plugin.encoder.towers import fill_tower
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig, VisionConfig, read_config
 from mm_plugin_deepseekvl2.processor import DeepseekVL2Options
 
@@ -49,16 +49,16 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         """
         config = read_config(checkpoint)
         options = DeepseekVL2Options.from_checkpoint(checkpoint, (Modality.IMAGE,))
-        with torch.device("meta"):
-            tower = DeepseekVL2Tower(config)
         names = [
             name for name in checkpoint.tensor_names() if name.startswith(PREFIXES) and not name.startswith(UNREAD)
         ]
-        tensors = checkpoint.read_tensors(names, device=device, dtype=dtype)
         what = f"{checkpoint.folder}: its vision and projector tensors are not those of its config.json"
-        check_tensors(tensors, tower.state_dict(), what=what)
-        tower.load_state_dict(tensors, strict=True, assign=True)
-        return cls(tower.eval().requires_grad_(False), config, options)
+        tower = fill_tower(
+            lambda: DeepseekVL2Tower(config),
+            lambda: checkpoint.read_tensors(names, device=device, dtype=dtype),
+            what=what,
+        )
+        return cls(tower, config, options)
 
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
         """Rows [num_tokens, hidden] for each image; the tiles of all images go through the tower together."""

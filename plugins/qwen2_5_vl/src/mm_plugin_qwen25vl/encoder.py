@@ -9,11 +9,12 @@ import torch
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
-from mm_plugin import Checkpoint, Encoder, EncodesImages, EncodesVideos, Modality, MultimodalDataItem
+from mm_plugin import Checkpoint, Modality
 from mm_plugin.encoder.towers import (
-    PatchEmbedding,
+    PatchGridEncoder,
     Rotary,
     Segments,
+    frame_lengths,
     load_tower,
     merge_order,
     self_attention,
@@ -25,7 +26,7 @@ from mm_plugin_qwen25vl.processor import Qwen25VLOptions
 PREFIXES = ("visual.", "model.visual.")
 
 
-class Qwen25VLEncoder(Encoder, EncodesImages, EncodesVideos):
+class Qwen25VLEncoder(PatchGridEncoder):
     """Patches in, one row per merged patch out. A few layers attend within a frame, the others within its windows.
 
     Args:
@@ -34,21 +35,18 @@ class Qwen25VLEncoder(Encoder, EncodesImages, EncodesVideos):
     """
 
     def __init__(self, tower: Any, options: Qwen25VLOptions) -> None:
+        super().__init__(
+            tower.patch_embed.proj,
+            merge_size=options.merge_size,
+            mean=options.image_mean,
+            std=options.image_std,
+            rescale=options.rescale_factor,
+        )
         self._tower, self._merge = tower, options.merge_size
         self._heads: int = tower.config.num_heads
         self._head_dim: int = tower.config.hidden_size // tower.config.num_heads
         self._window: int = tower.config.window_size // options.merge_size // options.patch_size  # merged tokens
         self._whole = frozenset(tower.config.fullatt_block_indexes)
-        proj = tower.patch_embed.proj
-        self._device: torch.device = proj.weight.device
-        self._embed = PatchEmbedding(
-            proj.weight,
-            proj.bias,
-            mean=options.image_mean,
-            std=options.image_std,
-            rescale=options.rescale_factor,
-            dtype=proj.weight.dtype,
-        )
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, device: Any, dtype: Any) -> Qwen25VLEncoder:
@@ -63,48 +61,36 @@ class Qwen25VLEncoder(Encoder, EncodesImages, EncodesVideos):
         )
         return cls(tower, Qwen25VLOptions.from_checkpoint(checkpoint, (Modality.IMAGE,)))
 
-    def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
-        """Rows [num_tokens, hidden] for each image, from one pass of the tower over all of them."""
-        return self._encode(items, "image_grid_thw")
-
-    def get_video_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
-        """Rows [num_tokens, hidden] for each video, from one pass of the tower over all of them."""
-        return self._encode(items, "video_grid_thw")
-
-    def _encode(self, items: Sequence[MultimodalDataItem], field: str) -> list[torch.Tensor]:
-        grids: list[tuple[int, int, int]] = [tuple(item.get(field)[0].tolist()) for item in items]
-        counts = [frames * rows * columns // self._merge**2 for frames, rows, columns in grids]
-        with torch.inference_mode():
-            # Neighbours first, then windows of one length together; layers of a kind follow one another in one order.
-            order, lengths = window_order(grids, merge_size=self._merge, window=self._window)
-            places = merge_order(grids, self._merge)
-            frames = Segments([h * w for t, h, w in grids for _ in range(t)], device=self._device)
-            windows = Segments(lengths, device=self._device)
-            there = torch.from_numpy(order).to(self._device)
-            back = torch.argsort(there)
-            rotary = Rotary(places, head_dim=self._head_dim, device=self._device)
-            shuffled = places.reshape(-1, self._merge**2, 2)[order].reshape(-1, 2)
-            window_rotary = Rotary(shuffled, head_dim=self._head_dim, device=self._device)
-            states = torch.cat([self._embed(torch.as_tensor(item.feature).to(self._device)) for item in items])
-            in_windows = False
-            for number, block in enumerate(self._tower.blocks):
-                if in_windows == (number in self._whole):
-                    in_windows = not in_windows
-                    states = self._moved(states, there if in_windows else back)
-                normed, layer = block.norm1(states), block.attn
-                states += self_attention(
-                    normed,
-                    layer.qkv,
-                    layer.proj,
-                    n_heads=self._heads,
-                    rotary=window_rotary if in_windows else rotary,
-                    segments=windows if in_windows else frames,
-                )
-                states += block.mlp(block.norm2(states))
-            rows = self._tower.merger(states)  # [n_rows, hidden]
-            if in_windows:
-                rows = rows[back]
-        return list(rows.split(counts))
+    def encode_patches(self, states: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """See `PatchGridEncoder`."""
+        device = states.device
+        # Neighbours first, then windows of one length together; layers of a kind follow one another in one order.
+        order, lengths = window_order(grids, merge_size=self._merge, window=self._window)
+        places = merge_order(grids, self._merge)
+        frames = Segments(frame_lengths(grids), device=device)
+        windows = Segments(lengths, device=device)
+        there = torch.from_numpy(order).to(device)
+        back = torch.argsort(there)
+        rotary = Rotary(places, head_dim=self._head_dim, device=device)
+        shuffled = places.reshape(-1, self._merge**2, 2)[order].reshape(-1, 2)
+        window_rotary = Rotary(shuffled, head_dim=self._head_dim, device=device)
+        in_windows = False
+        for number, block in enumerate(self._tower.blocks):
+            if in_windows == (number in self._whole):
+                in_windows = not in_windows
+                states = self._moved(states, there if in_windows else back)
+            normed, layer = block.norm1(states), block.attn
+            states += self_attention(
+                normed,
+                layer.qkv,
+                layer.proj,
+                n_heads=self._heads,
+                rotary=window_rotary if in_windows else rotary,
+                segments=windows if in_windows else frames,
+            )
+            states += block.mlp(block.norm2(states))
+        rows: torch.Tensor = self._tower.merger(states)  # [n_rows, hidden]
+        return rows[back] if in_windows else rows
 
     def _moved(self, states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Patches in another order of their merged tokens."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from mm_plugin.testing.checkpoints import byte_level_tokenizer, fill_weights, write_json, write_tensors
+from mm_plugin.testing.checkpoints import byte_level_tokenizer, write_transformers_checkpoint
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -42,6 +41,10 @@ PREPROCESSOR = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+
+
+# What tensors are called in memory, and in released checkpoints.
+RELEASED_NAMES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 
 def qwen_tokenizer() -> PreTrainedTokenizerFast:
@@ -117,27 +120,15 @@ def make_checkpoint(
         combined: write processor_config.json, as newer transformers does, in place of preprocessor_config.json.
         shards: safetensors files; more than one come with an index.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = qwen_tokenizer() if tokenizer is None else tokenizer
-    config = tiny_config(tokenizer) if config is None else config
-    tokenizer.save_pretrained(str(folder))
-    described = config.to_dict() | {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
-    write_json(folder / "config.json", described)
-    settings = PREPROCESSOR | dict(preprocessor or {})
-    if combined:
-        size = {"shortest_edge": settings.pop("min_pixels"), "longest_edge": settings.pop("max_pixels")}
-        write_json(folder / "processor_config.json", {"image_processor": settings | {"size": size}})
-    else:
-        write_json(folder / "preprocessor_config.json", settings)
-    with torch.device("meta"):
-        names = Qwen2_5_VLForConditionalGeneration(config).state_dict()
-    state = fill_weights(names, seed=seed)
-    if layout == "visual":
-        state = {_released_name(name): tensor for name, tensor in state.items()}
-    write_tensors(folder, state, shards=shards)
-    return folder
-
-
-def _released_name(name: str) -> str:
-    return name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
+    return write_transformers_checkpoint(
+        folder,
+        Qwen2_5_VLForConditionalGeneration,
+        tiny_config(tokenizer) if config is None else config,
+        tokenizer,
+        PREPROCESSOR | dict(preprocessor or {}),
+        seed=seed,
+        renamed=RELEASED_NAMES if layout == "visual" else None,
+        combined=combined,
+        shards=shards,
+    )
