@@ -15,7 +15,7 @@ import numpy as np
 
 from mm_plugin.errors import MediaError
 from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.containers import decoding, import_av, open_container
+from mm_plugin.media.containers import CheckedFile, decoding, import_av, open_container
 from mm_plugin.media.limits import check_audio_samples
 from mm_plugin.media.sizes import AudioSamples, AudioSize, Medium
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -67,7 +67,7 @@ class AudioSource:
         """
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
-        with decoding(self.path, "sound"), open_container(self._data or b"", _FORMATS) as container:
+        with decoding(self.path, "sound"), open_container(CheckedFile(self._data or b""), _FORMATS) as container:
             stream = self._stream(container)
             seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
             if seconds is None and container.duration:
@@ -99,7 +99,7 @@ class AudioSource:
     def _samples(self, sampling_rate: int) -> np.ndarray:
         if self._given is not None:
             return _at_rate([self._given[0]], self._given[1], sampling_rate)
-        with open_container(self._data or b"", _FORMATS) as container:
+        with open_container(CheckedFile(self._data or b""), _FORMATS) as container:
             sounds = _sounds(container, self._stream(container))
             first = next(sounds, None)
             if first is None:

@@ -60,33 +60,46 @@ class _Reader:
         self._end += seconds
 
 
+class CheckedFile:
+    """An encoded file whose head costs FFmpeg no more than it may, looked through once however often it is opened. Final.
+
+    Attributes:
+        data: of the file, without its ID3 tags.
+
+    Raises:
+        MediaError: it promises more packets or tags than any clip or sound has.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = without_tags(data)
+        check_head(self.data)
+
+
 @contextlib.contextmanager
-def open_container(data: bytes, formats: str) -> Iterator[Any]:
+def open_container(file: CheckedFile, formats: str) -> Iterator[Any]:
     """A container whose format is one of these, names of FFmpeg's demuxers separated by commas."""
-    with _opened(data, formats) as (container, reader):
+    with _opened(file, formats) as (container, reader):
         reader.allow(float("inf"))  # from here on decoding takes as long as it takes
         yield container
 
 
 @contextlib.contextmanager
-def open_packets(data: bytes, formats: str) -> Iterator[tuple[Any, Iterator[Any]]]:
+def open_packets(file: CheckedFile, formats: str) -> Iterator[tuple[Any, Iterator[Any]]]:
     """As `open_container`, and every packet of the file, of all its streams; they may cost no more time than packets do."""
-    with _opened(data, formats) as (container, reader):
+    with _opened(file, formats) as (container, reader):
         yield container, _packets(container, reader)
 
 
 @contextlib.contextmanager
-def _opened(data: bytes, formats: str) -> Iterator[tuple[Any, _Reader]]:
+def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
     av = import_av()
-    data = without_tags(data)
-    check_head(data)
     options = {
         "format_whitelist": formats,
         "codec_whitelist": "none",
         "protocol_whitelist": "none",
         "ignore_chapters": "1",
     }
-    reader = _Reader(data)
+    reader = _Reader(file.data)
     try:
         container = av.open(reader, options=options, metadata_errors="replace", buffer_size=_BUFFER)
     except (*_DECODE_ERRORS, av.FFmpegError) as error:

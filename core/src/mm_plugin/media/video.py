@@ -7,6 +7,7 @@ pictures; where the container can be entered at a key frame, the stretches betwe
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -17,7 +18,7 @@ import numpy as np
 
 from mm_plugin.errors import MediaError
 from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.containers import decoding, open_container, open_packets
+from mm_plugin.media.containers import CheckedFile, decoding, open_container, open_packets
 from mm_plugin.media.images import ImageSource, as_pixels, open_image
 from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_request_pixels, check_video_seconds
 from mm_plugin.media.sizes import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
@@ -126,10 +127,14 @@ class EncodedVideo:
         frames = _DecodedFrames(self, self._index, size.indices.tolist(), background)
         return Medium(Modality.VIDEO, size, frames=frames)
 
+    @functools.cached_property
+    def _file(self) -> CheckedFile:
+        return CheckedFile(self._data)
+
     # ---------------------------------------------------------------- reading packets
 
     def _read_index(self) -> _Index:
-        with open_packets(self._data, _FORMATS) as (container, packets):
+        with open_packets(self._file, _FORMATS) as (container, packets):
             stream = self._stream(container)
             pts: list[int | None] = []
             keys: list[int] = []
@@ -179,7 +184,7 @@ class EncodedVideo:
         """(height, width, turn) as the first frame has them; the times of every frame, None where not all tell; their count."""
         times: list[int] = []
         first, count, last, told = None, 0, None, True
-        with open_container(self._data, _FORMATS) as container:
+        with open_container(self._file, _FORMATS) as container:
             for shown in container.decode(self._stream(container)):
                 first = (shown.height, shown.width, _turn_of(shown)) if first is None else first
                 if not every:
@@ -227,7 +232,7 @@ class EncodedVideo:
             return
         # Where the container cannot be entered, or not where it says, every frame is decoded, which misses none.
         rest = iter(indices[done:] if index.pts is None else [index.pts[place] for place in indices[done:]])
-        with open_container(self._data, _FORMATS) as container:
+        with open_container(self._file, _FORMATS) as container:
             target = next(rest, None)
             for place, shown in enumerate(container.decode(self._stream(container))):
                 if (place if index.pts is None else shown.pts) == target:
@@ -246,7 +251,7 @@ class EncodedVideo:
             return  # nothing can be left out
         from av.video.frame import PictureType
 
-        with open_container(self._data, _FORMATS) as container:
+        with open_container(self._file, _FORMATS) as container:
             stream = self._stream(container)
             for stretch, start in stretches:
                 rest = iter(stretch)
