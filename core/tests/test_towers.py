@@ -20,6 +20,7 @@ from mm_plugin.checkpoint import Checkpoint
 from mm_plugin.encoder import towers
 from mm_plugin.encoder.towers import (
     PatchEmbedding,
+    PatchGridEncoder,
     Rotary,
     Segments,
     load_tower,
@@ -29,6 +30,7 @@ from mm_plugin.encoder.towers import (
 )
 from mm_plugin.errors import UsageError
 from mm_plugin.imaging import patchify, patchify_frames
+from mm_plugin.structs import Modality, MultimodalDataItem
 
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
@@ -320,3 +322,41 @@ def test_windows_are_transformers_own(grids: list[tuple[int, int, int]], window:
     assert sorted(order.tolist()) == list(range(sum(t * h * w for t, h, w in grids) // 4))
     assert lengths == sorted(lengths, reverse=True)  # equal ones are neighbours, so that they are one call
     assert order.dtype == np.int64
+
+
+# ------------------------------------------------------------------ an encoder over grids
+
+
+class Summed(PatchGridEncoder):
+    """A row is the sum of the embedded patches of its merged token."""
+
+    @classmethod
+    def load(cls, checkpoint: Any, device: Any, dtype: Any) -> Any:
+        raise NotImplementedError
+
+    def encode_patches(self, states: torch.Tensor, grids: Any) -> torch.Tensor:
+        self.grids = list(grids)
+        return states.view(-1, 4, states.shape[-1]).sum(dim=1)
+
+
+def test_patches_of_all_items_go_through_in_one_pass_and_rows_come_back_by_item() -> None:
+    proj = torch.nn.Conv3d(3, 5, (2, 4, 4), stride=(2, 4, 4), bias=False).requires_grad_(False)
+    encoder = Summed(proj, merge_size=2, mean=MEAN, std=STD, rescale=1 / 255)
+    embed = PatchEmbedding(proj.weight, None, mean=MEAN, std=STD, rescale=1 / 255, dtype=torch.float32)
+    grids = {Modality.IMAGE: [(1, 2, 4), (1, 4, 2)], Modality.VIDEO: [(3, 2, 2), (1, 4, 4)]}
+    random = np.random.default_rng(0)
+    for modality, shapes in grids.items():
+        name, area = f"{modality.name.lower()}_grid_thw", 16 if modality is Modality.IMAGE else 32
+        items = []
+        for shape in shapes:
+            feature = random.integers(0, 256, (int(np.prod(shape)), 3, area), dtype=np.uint8)
+            feature.flags.writeable = False  # torch would warn of it
+            items.append(
+                MultimodalDataItem(modality=modality, feature=feature, model_specific_data={name: np.array([shape])})
+            )
+        found = encoder.encode(modality, items)
+        assert encoder.grids == shapes
+        assert len(found) == len(items)
+        for rows, item in zip(found, items, strict=True):
+            expected = embed(torch.from_numpy(item.feature.copy())).view(-1, 4, 5).sum(dim=1)
+            assert torch.allclose(rows, expected, rtol=0, atol=1e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,10 +33,6 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
     def prompt(self, num_images: int) -> str:
         """See `Demo`."""
         return self.video_prompt(num_images, 0)
-
-    @abstractmethod
-    def video_prompt(self, num_images: int, num_videos: int) -> str:
-        """See `ShowsVideos`."""
 
     def reference(self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
         """See `Demo`."""
