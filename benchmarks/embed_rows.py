@@ -13,7 +13,8 @@ import torch
 from benchmarks.harness import Bar, Row
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 
 REQUESTS, IMAGES, ROWS, EXTEND = 8, 3, 256, 1_024
 VOCABULARY, PLACEHOLDER = 32_000, 31_999

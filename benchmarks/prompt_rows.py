@@ -11,9 +11,10 @@ import torch
 from transformers import ProcessorMixin, Qwen2_5_VLModel, Qwen2VLModel
 
 from benchmarks.harness import Bar, Row
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets, pad_token_pairs
+from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.placeholders import mark_modalities, pad_by_offsets
 from mm_plugin.positions import mrope_positions
-from mm_plugin.structs import Modality, MultimodalDataItem
+from mm_plugin.scheduler import pad_token_pairs
 from mm_plugin_qwen2vl.positions import positions
 from mm_plugin_qwen2vl.testing import qwen_tokenizer, tiny_config
 from mm_plugin_qwen25vl import positions as timed

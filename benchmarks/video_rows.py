@@ -14,8 +14,7 @@ import torch
 from benchmarks.harness import Bar, Row
 from benchmarks.pixel_rows import picture
 from mm_plugin import Modality, Registry, VideoFrames
-from mm_plugin.media import open_video, whole
-from mm_plugin.media.sizes import SampledVideo
+from mm_plugin.media import SampledVideo, open_video, whole
 
 
 def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:

@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2VLModel
 import mm_plugin
 from mm_plugin import SampledVideo, Settings, VideoFrames, discover, errors, hookspecs
 from mm_plugin.cli.main import build_parser
+from mm_plugin.demo import photographs
 from mm_plugin.media import open_video
 from mm_plugin.settings import PREFIX
-from mm_plugin.testing import photographs
 from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -45,7 +45,8 @@ transformers.AutoProcessor.from_pretrained(str(other))
 before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
-from mm_plugin.testing import embed_in_chunks, photographs, zoo
+from mm_plugin.testing import embed_in_chunks, corpus
+from mm_plugin.demo import photographs
 with mm_plugin.discover() as registry:
     processor, encoder = registry.load_processor(folder), registry.load_encoder(folder)
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -61,9 +62,9 @@ with mm_plugin.discover() as registry:
         processor.process("<image>", [b"broken"])
     except mm_plugin.MediaError:
         pass
-for specimen in [*zoo.images(), *zoo.clips(), *zoo.sounds()]:
+for specimen in [*corpus.images(), *corpus.clips(), *corpus.sounds()]:
     try:
-        zoo.check(specimen)
+        corpus.check(specimen)
     except AssertionError:
         pass
 after = state()

@@ -35,15 +35,17 @@ from mm_plugin.identity import (
     digest,
     feature_digest,
     frame,
+    framing,
     item_identity,
     source_key,
 )
+from mm_plugin.inputs import PrecomputedRows
+from mm_plugin.items import Modality
 from mm_plugin.media import AudioSamples, Medium, VideoFrames, open_audio, open_image, open_video
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, PrecomputedRows
 
 PUBLISHED: dict[str, Any] = json.loads(Path(str(resources.files("mm_plugin.identity") / "vectors.json")).read_text())
 
@@ -141,7 +143,7 @@ def test_the_page_lists_every_tag_of_the_code() -> None:
     rows = {
         tag for line in table.splitlines() if line.startswith("| `") for tag in re.findall("`(.)`", line.split("|")[1])
     }
-    code = inspect.getsource(identity._frame)
+    code = inspect.getsource(framing)
     assert rows == set(re.findall(r'b"([A-Za-z])', code)) == set("NTFifsbldeamp")
 
 

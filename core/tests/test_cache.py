@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.cache import ComputeCache, EmbeddingCache, MemoryStore, Store
-from mm_plugin.structs import Encoded
+from mm_plugin.inputs import Encoded
 
 # --- MemoryStore -------------------------------------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.events import Event, Fallback
 from mm_plugin.identity import caller_identity, parse_caller_hash
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media import AudioSamples, Medium, Sampling, VideoFrames, VideoSize, whole
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesVideos
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, MultimodalDataItem
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
 RATE = 16

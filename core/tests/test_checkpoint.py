@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from mm_plugin.checkpoint import Checkpoint, check_tensors
 from mm_plugin.errors import UsageError
-from mm_plugin.structs import Modality
+from mm_plugin.items import Modality
 
 
 @pytest.fixture

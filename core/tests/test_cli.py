@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mm_plugin.cli.drawing import draw, row_view
 from mm_plugin.cli.main import main
-from mm_plugin.cli.picture import draw, row_view
 from mm_plugin.errors import MMPluginError
 
 HEAVY = ("torch", "transformers", "numpy", "PIL")
@@ -57,7 +57,7 @@ def test_list_as_json_holds_every_record(site: Any) -> None:
 def test_list_imports_nothing_heavy(site: Any, fresh: Any) -> None:
     code = (
         "import contextlib, io, json, sys\n"
-        "from mm_plugin.cli import main\n"
+        "from mm_plugin.cli.main import main\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         "    main(['list'])\n"
         f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
@@ -190,7 +190,7 @@ def test_the_picture_shows_text_and_items_in_prompt_order() -> None:
     import numpy as np
 
     from mm_plugin import Modality, MultimodalDataItem, MultimodalProcessorOutput
-    from mm_plugin.testing import RowBoxes, photographs
+    from mm_plugin.demo import RowBoxes, photographs
 
     item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(2, 5)])
     ids = np.arange(8)

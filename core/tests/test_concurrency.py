@@ -17,11 +17,12 @@ from PIL import Image
 from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed
+from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.items import Modality
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, For, ModelProcessor
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):

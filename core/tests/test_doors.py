@@ -150,8 +150,8 @@ def test_escapes_are_resolved_piece_by_piece_as_whole(size: int, pattern: str) -
 
 @pytest.mark.parametrize("value", [bytearray(b"x"), memoryview(b"x"), b"x", "x", 5, None, {"a": 1}])
 def test_one_medium_in_place_of_a_list_is_the_servers_fault(value: Any) -> None:
+    from mm_plugin.items import Modality
     from mm_plugin.processor.arguments import in_order
-    from mm_plugin.structs import Modality
 
     with pytest.raises(UsageError, match="must be a list"):
         in_order(Modality.IMAGE, [], value)

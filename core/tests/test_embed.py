@@ -17,16 +17,16 @@ from mm_plugin.embed import (
     EmbedOutput,
     StepPlan,
     embed_mm_inputs,
-    encoder_len,
     general_mm_embed_routine,
     plan_step,
-    strip_encoder_part,
 )
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import EncoderError, MediaError, SpanError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemFailed, Observers
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import pad_by_offsets
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+from mm_plugin.scheduler import encoder_len, strip_encoder_part
 
 HIDDEN = 4
 VOCABULARY = 50

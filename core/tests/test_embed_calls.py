@@ -17,8 +17,9 @@ from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import EncoderError
 from mm_plugin.events import EncodeBatch, Event, Observers
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
 
 HIDDEN = 3
 

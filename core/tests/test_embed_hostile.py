@@ -17,8 +17,9 @@ from mm_plugin.embed import embed_mm_inputs, general_mm_embed_routine
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import MMPluginError, SpanError, UsageError
 from mm_plugin.events import Observers
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.positions import batch_positions, slice_positions
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
 
 HIDDEN = 4
 

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets
-from mm_plugin.structs import (
-    Encoded,
-    ForwardBatch,
-    Modality,
-    MultimodalDataItem,
-    MultimodalInputFormat,
-    MultimodalInputs,
-)
 
 HIDDEN, VOCABULARY, LAYERS = 2, 30, 2
 ROW_BYTES = HIDDEN * 4

@@ -12,7 +12,8 @@ import torch
 from mm_plugin.encoder import Encoder, EncodesAudio, EncodesImages, EncodesVideos, checked_rows, given_rows
 from mm_plugin.errors import EncoderError, UsageError
 from mm_plugin.events import Observers
-from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
+from mm_plugin.inputs import Encoded
+from mm_plugin.items import Modality, MultimodalDataItem
 
 BLAME = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
 HIDDEN = 3

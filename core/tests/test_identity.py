@@ -24,15 +24,7 @@ from PIL import Image
 
 from mm_plugin import identity
 from mm_plugin.errors import PluginError, UsageError
-from mm_plugin.identity import (
-    Digests,
-    digest,
-    feature_digest,
-    feature_digests,
-    frame,
-    item_identity,
-    source_key,
-)
+from mm_plugin.identity import Digests, digest, feature_digest, feature_digests, frame, item_identity, source_key
 
 
 class Color(IntEnum):

@@ -64,33 +64,43 @@ def test_resolving_imports_the_chosen_plugin_only(site: Any, fresh: Callable[...
     assert fresh(imported_by(code, suspects), site.folder) == ["light_two"]
 
 
-def test_public_names_are_those_that_can_be_loaded() -> None:
-    assert set(mm_plugin.__all__) == {*mm_plugin._PUBLIC, "__version__"}
-    assert len(set(mm_plugin.__all__)) == len(mm_plugin.__all__)
+def faces() -> list[Path]:
+    """The stub of every package that has a public face."""
+    return sorted(Path(mm_plugin.__file__).parent.rglob("__init__.pyi"))
 
 
-def test_a_type_checker_sees_the_names_and_rooms_that_are_loaded() -> None:
-    tree = ast.parse(Path(mm_plugin.__file__).read_text(encoding="utf-8"))
-    checking = next(node for node in tree.body if isinstance(node, ast.If))
-    assert isinstance(checking.test, ast.Name)
-    assert checking.test.id == "TYPE_CHECKING"
-    seen = {
-        name.name: node.module for node in ast.walk(checking) if isinstance(node, ast.ImportFrom) for name in node.names
-    }
-    assert seen == {name: f"mm_plugin.{room}" for name, room in mm_plugin._PUBLIC.items()}
+def stated(stub: Path) -> tuple[dict[str, str], list[str]]:
+    """The module of each name that a stub imports, and its `__all__`."""
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    homes = {name.name: str(node.module) for node in imports for name in node.names}
+    (names,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    return homes, names
 
 
-@pytest.mark.parametrize("name", mm_plugin.__all__)
-def test_a_public_name_resolves(name: str) -> None:
-    value = getattr(mm_plugin, name)
-    assert name in dir(mm_plugin)
-    if name != "__version__":
-        room = importlib.import_module(f"mm_plugin.{mm_plugin._PUBLIC[name]}")
-        assert value is getattr(room, name)
-    if isinstance(value, type):
-        # It is defined where it is said to be, not passed on by another room.
-        home = f"mm_plugin.{mm_plugin._PUBLIC[name]}"
-        assert value.__module__ == home or value.__module__.startswith(home + ".")
+@pytest.mark.parametrize("stub", faces(), ids=lambda stub: stub.parent.name)
+def test_a_face_is_stated_once_and_every_name_is_loaded_from_its_home(stub: Path) -> None:
+    package = ".".join(("mm_plugin", *stub.parent.relative_to(Path(mm_plugin.__file__).parent).parts))
+    face = importlib.import_module(package)
+    homes, names = stated(stub)
+    assert set(face.__all__) == set(names) == {*homes, *(["__version__"] if package == "mm_plugin" else [])}
+    assert len(set(names)) == len(names)
+    for name, home in homes.items():
+        value = getattr(face, name)
+        module = importlib.import_module(f"{package}.{home}")
+        assert value is getattr(module, name)
+        assert name in dir(face)
+        # A name of the face must not be that of a module beside it, which would hide it once it is imported.
+        assert not (stub.parent / f"{name}.py").exists()
+        if isinstance(value, type):
+            assert value.__module__ == module.__name__
+
+
+def test_a_package_holds_no_code_beyond_its_face() -> None:
+    for file in Path(mm_plugin.__file__).parent.rglob("__init__.py"):
+        body = ast.parse(file.read_text(encoding="utf-8")).body[1:]
+        kinds = {type(node) for node in body}
+        assert kinds <= {ast.Import, ast.Assign, ast.AugAssign}, file
 
 
 def test_every_public_name_resolves_in_a_fresh_interpreter(fresh: Callable[..., Any]) -> None:
@@ -102,7 +112,7 @@ def test_every_public_name_resolves_in_a_fresh_interpreter(fresh: Callable[..., 
 @pytest.mark.parametrize("name", ["Registrar", "registry_", "_private", "__wrapped__"])
 def test_an_unknown_name_is_an_attribute_error(name: str) -> None:
     assert not hasattr(mm_plugin, name)
-    with pytest.raises(AttributeError, match=f"module 'mm_plugin' has no attribute '{name}'"):
+    with pytest.raises(AttributeError, match=name):
         getattr(mm_plugin, name)
 
 

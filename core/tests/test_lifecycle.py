@@ -18,17 +18,11 @@ from hypothesis import strategies as st
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.errors import UsageError
-from mm_plugin.lifecycle import Lifecycle, LiveMedia, RequestMedia, merge
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, MultimodalProcessorOutput
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets
 from mm_plugin.positions import extend_positions, mrope_positions, slice_positions
-from mm_plugin.structs import (
-    Encoded,
-    ForwardBatch,
-    Modality,
-    MultimodalDataItem,
-    MultimodalInputs,
-    MultimodalProcessorOutput,
-)
+from mm_plugin.scheduler import Lifecycle, LiveMedia, RequestMedia, merge
 
 HIDDEN = 2
 NOTHING = LiveMedia(requests=0, features=0, feature_bytes=0, held=0, held_bytes=0)

@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, ProcessorError, RequestError, SizeError, UsageError
+from mm_plugin.items import Modality
 from mm_plugin.media import (
     AudioSamples,
     AudioSize,
@@ -36,10 +37,8 @@ from mm_plugin.media import (
 )
 from mm_plugin.media.video import EncodedVideo, GivenFrames
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor
-from mm_plugin.processor.abilities import TakesAudio, TakesVideos
+from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesVideos
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
 from mm_plugin.media import SampledVideo, Sampling, VideoFrames, VideoSize, open_video, probe, video, whole
-from mm_plugin.media.heads import check_head
+from mm_plugin.media.container_headers import check_head
 from mm_plugin.settings import Settings
 
 SETTINGS = Settings(threads=2)

@@ -16,11 +16,12 @@ from PIL import Image
 
 from mm_plugin.errors import LimitError, UsageError
 from mm_plugin.events import Event, Fallback
+from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.items import Modality
 from mm_plugin.media import AudioSamples, Medium, Size
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, ModelProcessor, TakesAudio
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
 WORDS = ("word", "other", "third")

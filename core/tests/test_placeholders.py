@@ -15,22 +15,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.errors import SpanError, UsageError
+from mm_plugin.inputs import MultimodalInputs, SpecialTokens
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import (
     Replacement,
     Slot,
-    apply_padded_input_ids,
-    count_mm_tokens_in_extend,
     expand,
     find_slots,
     mark_modalities,
     match_expanded,
     pad_by_offsets,
+)
+from mm_plugin.scheduler import (
+    apply_padded_input_ids,
+    count_mm_tokens_in_extend,
     pad_input_ids,
     pad_runs,
     pad_token_pairs,
 )
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, MultimodalDataItem, MultimodalInputs, SpecialTokens
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
 VALUES = {case["item"]: list(map(int, case["pad_values"])) for case in GOLDEN["items"]}

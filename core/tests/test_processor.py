@@ -34,12 +34,13 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.events import Event, ItemKeyed, Observers
+from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
+from mm_plugin.items import Modality
 from mm_plugin.media import Medium, Size
 from mm_plugin.placeholders import Replacement, mark_modalities, pad_by_offsets
 from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import Modality, MultimodalInputs, MultimodalProcessorOutput
 
 BLAME = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
 IMAGE, AUDIO, WORD, NEWLINE = 10, 11, 1, 2

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin.errors import PlaceholderError, RequestError, UsageError
+from mm_plugin.items import Modality
 from mm_plugin.prompt import SEGMENT_BREAK, PromptReader, TokenizedPrompt
-from mm_plugin.structs import Modality
 
 SPECIALS = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 TEMPLATE = (

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.cache import EmbeddingCache
-from mm_plugin.embed import embed_mm_inputs
-from mm_plugin.embed.pruning import kept_positions, prune_video
+from mm_plugin.embed import embed_mm_inputs, kept_positions, prune_video
 from mm_plugin.errors import SizeError, SpanError
-from mm_plugin.imaging import retained_video_tokens
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets
 from mm_plugin.positions import mrope_positions
-from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+from mm_plugin.transforms import retained_video_tokens
 
 Grid = tuple[int, int, int]
 GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
@@ -232,10 +232,10 @@ def test_kept_indices_that_do_not_fit_the_rows_fail_the_item(kept: Any) -> None:
 
 
 def test_a_pruned_span_has_its_place_in_the_prompt_and_its_positions_on_the_device() -> None:
-    from mm_plugin.embed import embed_mm_inputs
-    from mm_plugin.embed.pruning import place_kept_positions
+    from mm_plugin.embed import embed_mm_inputs, place_kept_positions
+    from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+    from mm_plugin.items import Modality, MultimodalDataItem
     from mm_plugin.positions import batch_positions, mrope_positions
-    from mm_plugin.structs import Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
 
     grid, kept = (4, 2, 3), torch.tensor([0, 1, 2, 3, 4, 5, 8, 13, 22])
     full, full_delta = mrope_positions([(2, 25)], [grid], seq=30)
@@ -279,7 +279,7 @@ def test_a_pruned_span_is_shorter_than_its_grid_and_others_are_not() -> None:
 
 
 def test_rows_of_each_frame_are_read_back_and_told() -> None:
-    from mm_plugin.embed.pruning import rows_per_frame
+    from mm_plugin.embed import rows_per_frame
     from mm_plugin.events import Observers, ReadBack
 
     heard: list[object] = []

@@ -1218,7 +1218,7 @@ def test_a_store_that_cannot_be_made_names_the_plugin(store_log: Any, open_regis
     with pytest.raises(PluginLoadError, match=r"keeper \(keeper 1.0\).*ZeroDivisionError") as caught:
         registry.make_store("torn", 1)
     assert caught.value.plugin == "keeper"
-    with pytest.raises(PluginLoadError, match=r"keeper \(keeper 1.0\).*no mm_plugin.cache.Store"):
+    with pytest.raises(PluginLoadError, match=r"keeper \(keeper 1.0\).*no mm_plugin.cache.store.Store"):
         registry.make_store("odd", 1)
 
 

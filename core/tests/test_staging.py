@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mm_plugin.embed.calls import EncoderCalls
-from mm_plugin.embed.staging import DEFAULT_BYTES, StagingBuffer
-from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
+from mm_plugin.embed import EncoderCalls, StagingBuffer
+from mm_plugin.embed.staging import DEFAULT_BYTES
+from mm_plugin.inputs import Encoded
+from mm_plugin.items import Modality, MultimodalDataItem
 
 COPY = torch.ops.aten.copy_.default
 Half = tuple[int, int]

@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import BaseOptions, For, Medium, Modality, ModelProcessor, ModelSpec, Replacement, Settings, Size
 from mm_plugin.cache import ComputeCache, MemoryStore
+from mm_plugin.demo import photographs
 from mm_plugin.events import Observers
 from mm_plugin.processor import Runtime
-from mm_plugin.testing import chunks, photographs, sweep_options, sweep_provenance
+from mm_plugin.testing import chunks, sweep_options, sweep_provenance
 
 TEMPLATE = (
     "{% for message in messages %}[start]{{ message['role'] }} "

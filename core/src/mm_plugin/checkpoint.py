@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_plugin.errors import UsageError
-from mm_plugin.identity import FORMAT_VERSION, digest, feature_digest, frame
-from mm_plugin.structs import Modality
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
+from mm_plugin.items import Modality
 
 # What a processor needs from a hub; the weights are fetched when tensors are asked for.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -9,7 +9,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from mm_plugin.events import Observer
-    from mm_plugin.identity import DigestFunction
+    from mm_plugin.identity.digests import DigestFunction
     from mm_plugin.spec import ModelSpec
 
 PROJECT = "mm_plugin"
@@ -39,7 +39,7 @@ def mm_register_observers() -> Mapping[str, Observer]:  # type: ignore[empty-bod
 def mm_register_stores() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Store factories by name; each name must be claimed in the group `mm_plugin.stores`.
 
-    A factory takes `capacity_bytes` and returns a `mm_plugin.cache.Store`.
+    A factory takes `capacity_bytes` and returns a `mm_plugin.cache.store.Store`.
     """
 
 

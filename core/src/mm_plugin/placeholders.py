@@ -1,21 +1,15 @@
-"""Token ids + slots + replacements -> expanded ids, offsets, cache ids, modality marks. Integers only, never text.
-
-Spans are recorded while tokens are inserted. Nothing here looks for them afterwards, so a placeholder id that a user typed or a
-model sampled is never taken for a medium.
-"""
+"""Token ids + slots + replacements -> expanded ids, offsets, cache ids and token modalities. Integers only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from mm_plugin.errors import SpanError, UsageError
+from mm_plugin.errors import SpanError
+from mm_plugin.items import MultimodalDataItem, Offset, checked_spans
 from mm_plugin.sentinels import lay_sentinels
-from mm_plugin.spec import ModelSpec
-from mm_plugin.structs import MultimodalDataItem, MultimodalInputs, Offset, SpecialTokens, checked_spans
 
 
 class Replacement(msgspec.Struct, frozen=True, eq=False):
@@ -207,169 +201,3 @@ def mark_modalities(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray
     for start, end, item in checked_spans(items, seq):
         out[start : end + 1] = int(item.modality)
     return out
-
-
-def pad_token_pairs(
-    ids: np.ndarray,
-    items: Sequence[MultimodalDataItem],
-    pairs: Sequence[tuple[int, int]],
-    *,
-    data_start_token_ids: Sequence[int] | None = None,
-) -> tuple[np.ndarray, list[int]]:
-    """Cache ids for ids that came without offsets: sentinels between each start token and its end token.
-
-    A pair whose start token is in `data_start_token_ids` begins the next item; every other pair belongs to the item begun
-    before. A balanced pair with nothing inside stays as it is and still counts.
-
-    Args:
-        ids: [N] int64; never changed, never returned.
-        items: in prompt order, with sentinels.
-        pairs: (start id, end id).
-        data_start_token_ids: start ids that begin an item; all of them where None.
-
-    Shape:
-        returns [N] int64, a new array, and the index of each start token that begins an item.
-
-    Raises:
-        SpanError: pairs are unbalanced or nested, or a span belongs to no item.
-
-    Source: SGLang@0.5.23 for balanced pairs, equal bit for bit; what it lets pass silently is refused here.
-    """
-    out = np.array(ids, dtype=np.int64)
-    starts = np.array(sorted({start for start, _ in pairs}), dtype=np.int64)
-    ends = np.array(sorted({end for _, end in pairs}), dtype=np.int64)
-    begins_item = set(starts.tolist() if data_start_token_ids is None else data_start_token_ids)
-    closing = {start: {end for first, end in pairs if first == start} for start, _ in pairs}
-    if np.intersect1d(starts, ends).size:
-        raise SpanError("a token both starts and ends a span; such spans have no unambiguous bounds")
-    is_edge = np.zeros(len(out), dtype=bool)
-    for token in (*starts.tolist(), *ends.tolist()):  # a few comparisons are twice as fast as a set
-        is_edge |= out == token
-    edges = np.flatnonzero(is_edge)
-    if len(edges) % 2:
-        raise SpanError(f"unbalanced: {len(edges)} start and end tokens")
-    index, begun = -1, []
-    tokens = out[edges].reshape(-1, 2).tolist()
-    for (left, right), (first, last) in zip(edges.reshape(-1, 2).tolist(), tokens, strict=True):
-        if last not in closing.get(first, ()):
-            raise SpanError(
-                f"tokens {first} at {left} and {last} at {right} are no pair: spans are unbalanced or nested"
-            )
-        if first in begins_item:
-            index += 1
-            begun.append(left)
-        if index < 0 or index >= len(items):
-            which = "before any item begins" if index < 0 else f"of item {index}, where there are {len(items)} items"
-            raise SpanError(f"the span at {left} stands {which}")
-        lay_sentinels(out, left + 1, right, items[index].padding_values())
-    return out, begun
-
-
-def pad_runs(ids: np.ndarray, items: Sequence[MultimodalDataItem], token: int) -> np.ndarray:
-    """Cache ids for ids that came without offsets: sentinels over each run of one placeholder, a run an item.
-
-    Two items whose runs touch cannot be told apart here, and are refused by the count; recorded offsets have no such limit.
-
-    Shape:
-        returns [N] int64, a new array.
-
-    Raises:
-        SpanError: there are more or fewer runs than items.
-    """
-    out = np.array(ids, dtype=np.int64)
-    runs = Replacement(out, out == token).runs()
-    if len(runs) != len(items):
-        raise SpanError(f"{len(runs)} runs of placeholder {token}, {len(items)} items")
-    for (start, end), item in zip(runs, items, strict=True):
-        lay_sentinels(out, start, end + 1, item.padding_values())
-    return out
-
-
-def count_mm_tokens_in_extend(
-    prefix_lens: Sequence[int], extend_lens: Sequence[int], offsets: Sequence[Sequence[Offset]]
-) -> int:
-    """Rows that one step consumes.
-
-    Args:
-        prefix_lens: per request, tokens computed already.
-        extend_lens: per request, tokens that the step computes.
-        offsets: per request, the spans of all its items, both ends inclusive.
-    """
-    if not len(prefix_lens) == len(extend_lens) == len(offsets):
-        raise SpanError(f"{len(prefix_lens)} prefixes, {len(extend_lens)} extends, {len(offsets)} lists of offsets")
-    total = 0
-    for prefix, extend, spans in zip(prefix_lens, extend_lens, offsets, strict=True):
-        for start, end in spans:
-            total += max(0, min(end + 1, prefix + extend) - max(start, prefix))
-    return total
-
-
-def pad_input_ids(
-    spec: ModelSpec, special_tokens: SpecialTokens, ids: np.ndarray, items: Sequence[MultimodalDataItem]
-) -> np.ndarray:
-    """Cache ids for a request that came without them, by the rule that the plugin declared in `ModelSpec.padding`.
-
-    Args:
-        spec: the model's declaration.
-        special_tokens: the ids of its tokens.
-        ids: [N] int64, expanded; never changed, never returned.
-        items: in prompt order, with sentinels.
-
-    Shape:
-        returns [N] int64, a new array.
-
-    Raises:
-        SpanError: ids and items do not fit together.
-    """
-    if all(item.offsets for item in items):
-        return pad_by_offsets(ids, items)
-    if spec.padding == "pairs":
-        laid, begun = pad_token_pairs(ids, items, special_tokens.pairs)
-        if len(begun) != len(items):
-            raise SpanError(f"{len(begun)} spans between start and end tokens, {len(items)} items")
-        return laid
-    if spec.padding == "runs":
-        unknown = [item.modality.argument for item in items if item.modality not in special_tokens.placeholders]
-        if unknown:
-            raise SpanError(f"{spec.name} has no placeholder for {unknown[0]}, so their runs cannot be found")
-        out = np.array(ids, dtype=np.int64)
-        for modality, token in special_tokens.placeholders.items():
-            own = [item for item in items if item.modality is modality]
-            out = pad_runs(out, own, token)
-        return out
-    if spec.padding == "offsets":
-        raise SpanError(f"{spec.name} pads by recorded offsets, and an item came without")
-    padded: np.ndarray = spec.load("padding")(np.array(ids, dtype=np.int64), items, special_tokens)
-    return padded
-
-
-def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs) -> bool:
-    """Put a request's cache ids in the place of its model ids, where a scheduler keeps them.
-
-    Args:
-        origin: the ids that the scheduler keeps: a list, an `array`, a numpy array or a torch tensor; changed in place where
-            all lengths agree, else left alone.
-        received: the model ids that came with the request.
-        inputs: the request's media, with `padded_input_ids`.
-
-    Returns:
-        Whether the lengths agree.
-
-    Raises:
-        UsageError: `origin` has numbers that are too narrow for sentinels.
-    """
-    padded = inputs.padded_input_ids
-    if not len(origin) == len(received) == len(padded):
-        return False
-    kind = str(getattr(origin, "dtype", "")).removeprefix("torch.") or getattr(origin, "typecode", "q")
-    if kind not in ("int64", "uint64", "q", "Q", "l", "L") or getattr(origin, "itemsize", 8) != 8:
-        raise UsageError(f"ids of type {kind!r} cannot hold sentinels: use 64-bit integers", argument="origin")
-    if isinstance(origin, np.ndarray):
-        origin[:] = padded
-    elif hasattr(origin, "detach"):  # a torch tensor, without importing torch
-        origin[:] = origin.new_tensor(padded)
-    elif hasattr(origin, "typecode"):
-        origin[:] = type(origin)(origin.typecode, padded.tolist())
-    else:
-        origin[:] = padded.tolist()
-    return True

@@ -42,12 +42,14 @@ from mm_plugin.errors import (
 from mm_plugin.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
-    from mm_plugin.cache import ComputeCache, EmbeddingCache, Store
+    from mm_plugin.cache.embedding import EmbeddingCache
+    from mm_plugin.cache.single_flight import ComputeCache
+    from mm_plugin.cache.store import Store
     from mm_plugin.checkpoint import Checkpoint
-    from mm_plugin.encoder import Encoder
+    from mm_plugin.encoder.base import Encoder
     from mm_plugin.events import Observers
-    from mm_plugin.identity import Digests
-    from mm_plugin.processor import ModelProcessor
+    from mm_plugin.identity.digests import Digests
+    from mm_plugin.processor.model import ModelProcessor
     from mm_plugin.spec import ModelSpec
 
 logger = logging.getLogger("mm_plugin")
@@ -650,7 +652,8 @@ class Registry:
             UsageError: the checkpoint cannot be read, or an option is unknown or wrong.
             ProcessorError: the plugin's processor could not be built.
         """
-        from mm_plugin.processor import ModelProcessor, Runtime
+        from mm_plugin.processor.model import ModelProcessor
+        from mm_plugin.processor.pipeline import Runtime
 
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "processor", ModelProcessor)
@@ -695,7 +698,7 @@ class Registry:
             UsageError: the checkpoint cannot be read.
             EncoderError: the plugin's encoder could not be built.
         """
-        from mm_plugin.encoder import Encoder
+        from mm_plugin.encoder.base import Encoder
 
         _check_placement(device, dtype)
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
@@ -738,7 +741,7 @@ class Registry:
         from mm_plugin.checkpoint import Checkpoint
 
         self._check_open()
-        opened = checkpoint.view() if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         plugin, spec = self._resolve(opened.config, architecture, chosen, fallback)
         if spec.specialise is not None:
             spec, opened = self._specialise(plugin, spec, opened)
@@ -801,7 +804,7 @@ class Registry:
     @property
     def digests(self) -> Digests:
         """What hashes on each kind of device; the plugins that claim digests are imported when this is first read."""
-        from mm_plugin.identity import Digests
+        from mm_plugin.identity.digests import Digests
 
         with self._lock:
             if self._digests is None:
@@ -843,7 +846,7 @@ class Registry:
     @property
     def embedding_cache(self) -> EmbeddingCache:
         """Keeps encoder rows; pass it to `embed_mm_inputs`."""
-        from mm_plugin.cache import EmbeddingCache
+        from mm_plugin.cache.embedding import EmbeddingCache
 
         with self._lock:
             self._check_open()
@@ -865,7 +868,7 @@ class Registry:
     @property
     def _preprocess_cache(self) -> ComputeCache:
         """The one cache of prepared items, so that one medium is prepared once for all models that make the same of it."""
-        from mm_plugin.cache import ComputeCache
+        from mm_plugin.cache.single_flight import ComputeCache
 
         with self._lock:
             if self._compute_cache is None:
@@ -875,7 +878,7 @@ class Registry:
     @property
     def _caller_hashes(self) -> Store:
         """What each caller's hash stood for: entries of one byte each, so that the capacity is their number."""
-        from mm_plugin.cache import MemoryStore
+        from mm_plugin.cache.memory import MemoryStore
 
         with self._lock:
             if self._bindings is None:
@@ -889,7 +892,8 @@ class Registry:
             UsageError: no such kind; the message names those there are.
             PluginLoadError: the plugin that claims it is broken.
         """
-        from mm_plugin.cache import MemoryStore, Store
+        from mm_plugin.cache.memory import MemoryStore
+        from mm_plugin.cache.store import Store
 
         if name == "memory":
             return MemoryStore(capacity_bytes)
@@ -903,7 +907,7 @@ class Registry:
         with _blaming(live[0], PluginLoadError, f"store {name!r} could not be made"):
             store = live[0].services[STORES][name](capacity_bytes)
         if not isinstance(store, Store):
-            raise PluginLoadError(f"{live[0].label}: store {name!r} is no mm_plugin.cache.Store", **live[0].blame)
+            raise PluginLoadError(f"{live[0].label}: store {name!r} is no mm_plugin.cache.store.Store", **live[0].blame)
         return store
 
     def close(self) -> None:

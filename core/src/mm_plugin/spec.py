@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from mm_plugin.errors import SpecError
-from mm_plugin.structs import Modality
+from mm_plugin.items import Modality
 
 PADDING_RULES = ("pairs", "runs", "offsets")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

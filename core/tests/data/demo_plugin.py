@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import BaseOptions, Encoder, EncodesImages, Modality, ModelProcessor, Replacement
-from mm_plugin.testing import Demo, Reference, RowBoxes
+from mm_plugin.demo import Demo, Reference, RowBoxes
 
 
 class Processor(ModelProcessor):

@@ -16,8 +16,8 @@ from torch import nn
 
 from mm_plugin import Encoder, Modality, ModelProcessor, MultimodalDataItem, MultimodalInputs, Registry
 from mm_plugin.embed import embed_mm_inputs
+from mm_plugin.inputs import ForwardBatch
 from mm_plugin.placeholders import mark_modalities, pad_by_offsets
-from mm_plugin.structs import ForwardBatch
 from mm_plugin_deepseekvl2 import encoder as module
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig
 from mm_plugin_deepseekvl2.encoder import UNREAD, DeepseekVL2Tower, _Projector

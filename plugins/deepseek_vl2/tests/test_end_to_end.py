@@ -24,10 +24,10 @@ from mm_plugin import (
     discover,
     embed_mm_inputs,
 )
+from mm_plugin.cli.drawing import draw
 from mm_plugin.cli.main import main
-from mm_plugin.cli.picture import draw
 from mm_plugin.errors import SpanError
-from mm_plugin.placeholders import pad_input_ids
+from mm_plugin.scheduler import pad_input_ids
 from mm_plugin.testing import CallCounter, embed_in_chunks
 from mm_plugin_deepseekvl2.demo import DeepseekVL2Demo
 from mm_plugin_deepseekvl2.testing import make_checkpoint, tiny_config, tiny_settings

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, Registry
-from mm_plugin.testing import photographs, sweep_options, sweep_provenance, zoo
+from mm_plugin.demo import photographs
+from mm_plugin.testing import corpus, sweep_options, sweep_provenance
 from mm_plugin_deepseekvl2.testing import byte_level_tokenizer, make_checkpoint
 
 
@@ -41,4 +42,4 @@ def test_no_text_in_a_message_becomes_a_token_of_the_model(
 
 @pytest.mark.case("1.7")
 def test_every_odd_image_is_taken_or_refused_as_it_must(registry: Registry, checkpoint: Path) -> None:
-    assert len(zoo.sweep(registry.load_processor(checkpoint), zoo.images())) > 100
+    assert len(corpus.sweep(registry.load_processor(checkpoint), corpus.images())) > 100

@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mm_plugin
-from mm_plugin.testing import photographs
+from mm_plugin.demo import photographs
 from mm_plugin_qwen25vl.testing import make_checkpoint
 
 DATA = Path(__file__).parent / "data"

@@ -22,7 +22,8 @@ from mm_plugin import (
     RequestError,
     VideoFrames,
 )
-from mm_plugin.testing import embed_in_chunks, photographs
+from mm_plugin.demo import photographs
+from mm_plugin.testing import embed_in_chunks
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 FLOATS, LEVELS = np.zeros((16, 1176), np.float32), np.zeros((16, 3, 392), np.uint8)

@@ -15,8 +15,9 @@ from PIL import Image
 
 from mm_plugin import Modality, ModelProcessor, MultimodalInputs, MultimodalProcessorOutput, VideoFrames
 from mm_plugin.cache import EmbeddingCache
-from mm_plugin.embed import ForwardBatch, embed_mm_inputs
+from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import Encoder
+from mm_plugin.inputs import ForwardBatch
 from mm_plugin.testing import CallCounter
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"

@@ -26,8 +26,9 @@ from mm_plugin import (
     UsageError,
     discover,
 )
+from mm_plugin.demo import photographs
 from mm_plugin.identity import feature_digest
-from mm_plugin.testing import embed_in_chunks, photographs
+from mm_plugin.testing import embed_in_chunks
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"

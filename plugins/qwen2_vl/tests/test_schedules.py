@@ -16,8 +16,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from mm_plugin import ModelProcessor, MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.cache import EmbeddingCache
-from mm_plugin.embed import ForwardBatch, embed_mm_inputs
+from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import Encoder
+from mm_plugin.inputs import ForwardBatch
 from mm_plugin.testing import CallCounter
 from mm_plugin_qwen2vl.testing import PREPROCESSOR
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, ModelProcessor, Registry
-from mm_plugin.testing import photographs, sweep_options, sweep_provenance, zoo
+from mm_plugin.demo import photographs
+from mm_plugin.testing import corpus, sweep_options, sweep_provenance
 
 IMAGE_OPTIONS = {"background", "min_pixels", "max_pixels", "resize", "feature_format"}
 VIDEO_OPTIONS = {
@@ -65,7 +66,7 @@ def test_no_text_in_a_message_becomes_a_token_of_the_model(compact: ModelProcess
 @pytest.mark.case("1.10")
 def test_every_odd_image_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
     thin = ("png/1 x 300", "png/300 x 1")  # a side over 200 times the other
-    taken = zoo.sweep(compact, zoo.images(), may_refuse=thin)
+    taken = corpus.sweep(compact, corpus.images(), may_refuse=thin)
     assert len(taken) > 100
     assert not set(thin) & set(taken)
 
@@ -73,4 +74,4 @@ def test_every_odd_image_is_taken_or_refused_as_it_must(compact: ModelProcessor)
 @pytest.mark.case("9.1")
 def test_every_odd_clip_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
     pytest.importorskip("av")
-    assert len(zoo.sweep(compact, zoo.clips())) > 30
+    assert len(corpus.sweep(compact, corpus.clips())) > 30

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mm_plugin import UsageError, discover
-from mm_plugin.testing import photographs
+from mm_plugin.demo import photographs
 from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"

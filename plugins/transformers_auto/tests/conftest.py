@@ -14,7 +14,7 @@ import transformers
 from PIL import Image
 
 import mm_plugin
-from mm_plugin.testing import photographs
+from mm_plugin.demo import photographs
 from mm_plugin_transformers_auto.testing import FAMILIES, make_checkpoint, missing_packages
 
 

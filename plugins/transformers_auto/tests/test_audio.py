@@ -12,7 +12,7 @@ import torch
 from mm_plugin import AudioSamples, AudioSize, MediaError, Modality, MultimodalInputs, PlaceholderError, RequestError
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import as_tensor
-from mm_plugin.structs import ForwardBatch
+from mm_plugin.inputs import ForwardBatch
 from mm_plugin_transformers_auto.learning import join
 from mm_plugin_transformers_auto.testing import FAMILIES
 

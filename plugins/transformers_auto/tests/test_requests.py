@@ -26,7 +26,7 @@ from mm_plugin import (
     UsageError,
     discover,
 )
-from mm_plugin.testing import photographs
+from mm_plugin.demo import photographs
 from mm_plugin_transformers_auto.learning import Model, Unlike
 from mm_plugin_transformers_auto.testing import FAMILIES, make_checkpoint
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality
-from mm_plugin.testing import photographs, sweep_options, sweep_provenance
+from mm_plugin.demo import photographs
+from mm_plugin.testing import sweep_options, sweep_provenance
 
 Get = Callable[[str], Any]
 

@@ -17,19 +17,23 @@ from rich.markup import escape
 from rich.table import Table
 
 import mm_plugin
-from mm_plugin.cli.picture import clip_view, draw, row_view
+from mm_plugin.cli.drawing import clip_view, draw, row_view
 from mm_plugin.cli.plugins import plugin_table
+from mm_plugin.demo.base import Demo, DrawsViews, ShownClip, ShowsVideos, View, photographs
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
-from mm_plugin.media import SampledVideo, open_image, open_video
-from mm_plugin.processor import TakesVideos
+from mm_plugin.media.images import open_image
+from mm_plugin.media.types import SampledVideo
+from mm_plugin.media.video import open_video
+from mm_plugin.processor.mixins import TakesVideos
 from mm_plugin.registry import Registry, discover
 from mm_plugin.settings import Settings
-from mm_plugin.testing import Demo, DrawsViews, ShownClip, ShowsVideos, View, embed_in_chunks, photographs
+from mm_plugin.testing.embedding import embed_in_chunks
 
 if TYPE_CHECKING:
-    from mm_plugin.processor import ModelProcessor
-    from mm_plugin.structs import MultimodalDataItem, MultimodalProcessorOutput
+    from mm_plugin.inputs import MultimodalProcessorOutput
+    from mm_plugin.items import MultimodalDataItem
+    from mm_plugin.processor.model import ModelProcessor
 
 
 # As many items as a terminal of 80 columns shows side by side.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from mm_plugin.encoder import Encoder
-from mm_plugin.processor import ModelProcessor
+from mm_plugin.demo.base import Demo
+from mm_plugin.encoder.base import Encoder
+from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.registry import discover
-from mm_plugin.testing import Demo
 
 # What a spec's fields must name; None is a function.
 BASES = {

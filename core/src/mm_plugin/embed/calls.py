@@ -13,10 +13,12 @@ import msgspec
 import torch
 
 from mm_plugin.embed.staging import StagingBuffer
-from mm_plugin.encoder import Agree, Encoder, EncoderLike, as_tensor, checked_rows
+from mm_plugin.encoder.base import Agree, Encoder, EncoderLike
+from mm_plugin.encoder.results import as_tensor, checked_rows
 from mm_plugin.errors import EncoderError, MMPluginError
 from mm_plugin.events import EncodeBatch, Observers
-from mm_plugin.structs import Encoded, Modality, MultimodalDataItem
+from mm_plugin.inputs import Encoded
+from mm_plugin.items import Modality, MultimodalDataItem
 
 logger = logging.getLogger("mm_plugin")
 

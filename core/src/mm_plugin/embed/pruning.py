@@ -1,7 +1,7 @@
 """Pruned video: which rows are kept is decided on the device and stays there; how many is the host's arithmetic.
 
-`mm_plugin.imaging.retained_video_tokens` gives the count, which is the item's span, and the rate is a field of the item, so part of
-its identity. `mrope_positions(pruned=...)` lays out the prompt; an encoder calls `prune_video` and returns
+`mm_plugin.transforms.retained_video_tokens` gives the count, which is the item's span, and the rate is a field of the item, so
+part of its identity. `mrope_positions(pruned=...)` lays out the prompt; an encoder calls `prune_video` and returns
 `Encoded(rows, kept=kept)`; `place_kept_positions` completes the positions of a step.
 """
 
@@ -14,7 +14,8 @@ import torch
 from mm_plugin.embed.plan import plan_step
 from mm_plugin.errors import SpanError
 from mm_plugin.events import Observers, ReadBack
-from mm_plugin.structs import ForwardBatch, MultimodalDataItem
+from mm_plugin.inputs import ForwardBatch
+from mm_plugin.items import MultimodalDataItem
 
 
 def prune_video(rows: torch.Tensor, grid: tuple[int, int, int], total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mm_plugin.embed.plan import Piece, StepPlan
-from mm_plugin.encoder import given_rows
+from mm_plugin.encoder.results import given_rows
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
 from mm_plugin.events import ItemFailed, Observers
-from mm_plugin.structs import HELD_LOCK, Encoded, ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+from mm_plugin.inputs import HELD_LOCK, Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
 
 if TYPE_CHECKING:
     import torch
 
-    from mm_plugin.cache import EmbeddingCache
+    from mm_plugin.cache.embedding import EmbeddingCache
     from mm_plugin.embed.calls import EncoderCalls
 
 # Up to this many runs of text, one lookup a run; more are looked up together. Measured on two cores: they cross near here.

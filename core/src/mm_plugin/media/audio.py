@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mm_plugin.errors import MediaError
-from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.containers import CheckedFile, decoding, import_av, open_container
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.items import Modality
 from mm_plugin.media.limits import check_audio_samples
-from mm_plugin.media.sizes import AudioSamples, AudioSize, Medium
+from mm_plugin.media.pyav import CheckedFile, decoding, import_av, open_container
 from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.media.types import AudioSamples, AudioSize, Medium
 from mm_plugin.settings import Settings
-from mm_plugin.structs import Modality
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame

@@ -19,13 +19,14 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
-from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.inner import PNG_HEAD, inner_sizes
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.items import Modality
+from mm_plugin.media.image_headers import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
-from mm_plugin.media.sizes import WHITE, Color, Medium, Size, VideoFrames
 from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.media.types import WHITE, Color, Medium, Size, VideoFrames
 from mm_plugin.settings import Settings
-from mm_plugin.structs import Modality
 
 _ORIENTATION = 0x0112
 _TRANSPOSE = {

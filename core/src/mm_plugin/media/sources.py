@@ -67,7 +67,7 @@ def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
 def _read_text(value: str, path: str, settings: Settings) -> bytes:
     if is_remote(value):
         # The extra `http` is needed for URLs alone.
-        from mm_plugin.media.remote import fetch
+        from mm_plugin.media.http import fetch
 
         return fetch(value, path, settings)
     scheme = _SCHEME.match(value[:16])

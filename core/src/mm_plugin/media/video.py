@@ -17,14 +17,15 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import MediaError
-from mm_plugin.identity import digest, feature_digest, frame
-from mm_plugin.media.containers import CheckedFile, decoding, open_container, open_packets
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.items import Modality
 from mm_plugin.media.images import ImageSource, as_pixels, open_image
 from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_request_pixels, check_video_seconds
-from mm_plugin.media.sizes import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
+from mm_plugin.media.pyav import CheckedFile, decoding, open_container, open_packets
 from mm_plugin.media.sources import is_encoded, is_remote, read_bytes
+from mm_plugin.media.types import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
 from mm_plugin.settings import Settings
-from mm_plugin.structs import Modality
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -1,24 +1,5 @@
-"""`ModelProcessor`, what an author subclasses, and the pipeline from prompt + media to its output, written once."""
+"""`ModelProcessor`, which an author subclasses, and the way from prompt and media to processor output."""
 
-from __future__ import annotations
+import lazy_loader
 
-from mm_plugin.processor.abilities import TakesAudio, TakesPrepared, TakesVideos, TakesWhole
-from mm_plugin.processor.model import ModelProcessor
-from mm_plugin.processor.options import BaseOptions, For
-from mm_plugin.processor.pipeline import Prepared, PreparedItem, Runtime
-from mm_plugin.processor.whole import Whole, WholeItem
-
-__all__ = [
-    "BaseOptions",
-    "For",
-    "ModelProcessor",
-    "Prepared",
-    "PreparedItem",
-    "Runtime",
-    "TakesAudio",
-    "TakesPrepared",
-    "TakesVideos",
-    "TakesWhole",
-    "Whole",
-    "WholeItem",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from mm_plugin.errors import PlaceholderError, UsageError
-from mm_plugin.identity import parse_caller_hash
-from mm_plugin.structs import Modality
+from mm_plugin.identity.keys import parse_caller_hash
+from mm_plugin.items import Modality
 
 HashScope = Literal["fingerprinted", "raw"]
 Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]

@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from mm_plugin.media import AudioSize, Medium, SampledVideo, Size, VideoSize, is_remote
+from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.items import Modality
+from mm_plugin.media.sources import is_remote
+from mm_plugin.media.types import AudioSize, Medium, SampledVideo, Size, VideoSize
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor.abilities import Fields
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
+from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import BaseOptions
 from mm_plugin.processor.pipeline import Item, Pipeline, PreparedItem, Runtime
-from mm_plugin.structs import Modality, MultimodalProcessorOutput
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -266,5 +268,5 @@ class ModelProcessor(ABC):
     @property
     @final
     def cache_stats(self) -> Any:
-        """What the preprocess cache did so far; see `mm_plugin.cache.Stats`."""
+        """What the preprocess cache did so far; see `mm_plugin.cache.store.Stats`."""
         return self._pipeline.stats()

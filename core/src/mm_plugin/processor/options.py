@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import ProcessorError, RequestError, UsageError
-from mm_plugin.identity import digest, frame
-from mm_plugin.media import WHITE
-from mm_plugin.structs import Modality
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import frame
+from mm_plugin.items import Modality
+from mm_plugin.media.types import WHITE
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint

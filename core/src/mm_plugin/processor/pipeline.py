@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from mm_plugin.cache import ComputeCache, MemoryStore, Store
+from mm_plugin.cache.memory import MemoryStore
+from mm_plugin.cache.single_flight import ComputeCache
+from mm_plugin.cache.store import Store
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -36,33 +38,16 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.events import Fallback, ItemKeyed, Observers
-from mm_plugin.identity import (
-    Digests,
-    caller_identity,
-    digest,
-    feature_digest,
-    frame,
-    item_identity,
-    source_key,
-)
-from mm_plugin.media import (
-    AudioSize,
-    AudioSource,
-    ImageSource,
-    Medium,
-    SampledVideo,
-    Sampling,
-    Size,
-    VideoSize,
-    VideoSource,
-    check_pixels,
-    open_audio,
-    open_image,
-    open_video,
-    raw_pixels,
-    whole,
-)
-from mm_plugin.media.limits import check_frames, check_request_pixels, check_video_seconds
+from mm_plugin.identity.digests import Digests, digest
+from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.identity.keys import caller_identity, item_identity, source_key
+from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedRows, ProcessorOutput, SpecialTokens
+from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
+from mm_plugin.media.audio import AudioSource, open_audio
+from mm_plugin.media.images import ImageSource, open_image, raw_pixels
+from mm_plugin.media.limits import check_frames, check_pixels, check_request_pixels, check_video_seconds
+from mm_plugin.media.types import AudioSize, Medium, SampledVideo, Sampling, Size, VideoSize
+from mm_plugin.media.video import VideoSource, open_video, whole
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
@@ -73,22 +58,13 @@ from mm_plugin.placeholders import (
     order_expanded,
     pad_by_offsets,
 )
-from mm_plugin.processor.abilities import Fields, TakesAudio, TakesPrepared, TakesVideos, TakesWhole
 from mm_plugin.processor.arguments import Arguments, align_hashes, in_order, is_list
+from mm_plugin.processor.joint_output import checked_whole
+from mm_plugin.processor.mixins import Fields, TakesAudio, TakesPrepared, TakesVideos, TakesWhole
 from mm_plugin.processor.options import OptionTable
-from mm_plugin.processor.whole import checked_whole
-from mm_plugin.prompt import PromptReader
+from mm_plugin.prompt.reader import PromptReader
 from mm_plugin.sentinels import check_vocabulary
 from mm_plugin.settings import Settings
-from mm_plugin.structs import (
-    Modality,
-    MultimodalDataItem,
-    MultimodalInputFormat,
-    MultimodalProcessorOutput,
-    PrecomputedRows,
-    ProcessorOutput,
-    SpecialTokens,
-)
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -401,7 +377,7 @@ class Pipeline:
 
     async def fetch(self, items: Sequence[Item]) -> None:
         """Replace URLs by the bytes behind them, all at the same time; the first error in order is raised, once all have ended."""
-        from mm_plugin.media.remote import fetch_async
+        from mm_plugin.media.http import fetch_async
 
         found = await asyncio.gather(
             *(fetch_async(item.value, item.path, self.settings) for item in items), return_exceptions=True

@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from mm_plugin import ModelProcessor, MultimodalDataItem
-from mm_plugin.testing import Demo, DrawsViews, Reference, RowBoxes, View
+from mm_plugin.demo import Demo, DrawsViews, Reference, RowBoxes, View
 from mm_plugin_deepseekvl2.testing import language_config, make_checkpoint
 
 Box = tuple[int, int, int, int]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from mm_plugin import Checkpoint, Encoder, EncodesImages, Modality, MultimodalDataItem
-from mm_plugin.encoder.towers import fill_tower
+from mm_plugin.encoder import fill_tower
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig, VisionConfig, read_config
 from mm_plugin_deepseekvl2.processor import DeepseekVL2Options
 

@@ -22,7 +22,7 @@ from mm_plugin import (
     UsageError,
 )
 from mm_plugin.errors import SizeError
-from mm_plugin.imaging import best_resolution, cut_tiles, letterbox, normalisation_table
+from mm_plugin.transforms import best_resolution, cut_tiles, letterbox, normalisation_table
 from mm_plugin_deepseekvl2.config import Positive, read_config, read_struct
 
 SETTINGS_FILE = "processor_config.json"

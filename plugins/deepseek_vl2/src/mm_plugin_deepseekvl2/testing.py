@@ -11,7 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mm_plugin.testing.checkpoints import fill_weights, write_json, write_tensors
+from mm_plugin.testing import fill_weights, write_json, write_tensors
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config
 from mm_plugin_deepseekvl2.conversation import PAD
 from mm_plugin_deepseekvl2.encoder import DeepseekVL2Tower

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from mm_plugin.testing.grids import PatchGridDemo
+from mm_plugin.demo import PatchGridDemo
 from mm_plugin_qwen25vl.testing import make_checkpoint
 
 try:

@@ -10,7 +10,7 @@ from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
 from mm_plugin import Checkpoint, Modality
-from mm_plugin.encoder.towers import (
+from mm_plugin.encoder import (
     PatchGridEncoder,
     Rotary,
     Segments,

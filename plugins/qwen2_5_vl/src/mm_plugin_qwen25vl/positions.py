@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mm_plugin.errors import SpanError
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.positions import mrope_positions
-from mm_plugin.structs import Modality, MultimodalDataItem
 
 # What a config that says nothing means; released ones say 2.
 TOKENS_PER_SECOND = 4

@@ -22,7 +22,7 @@ from mm_plugin import (
     VideoSize,
 )
 from mm_plugin.errors import SizeError
-from mm_plugin.imaging import (
+from mm_plugin.transforms import (
     check_patches,
     frame_budget,
     grid_rows,

@@ -10,15 +10,7 @@ from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from mm_plugin import Checkpoint, Modality
-from mm_plugin.encoder.towers import (
-    PatchGridEncoder,
-    Rotary,
-    Segments,
-    frame_lengths,
-    load_tower,
-    merge_order,
-    self_attention,
-)
+from mm_plugin.encoder import PatchGridEncoder, Rotary, Segments, frame_lengths, load_tower, merge_order, self_attention
 from mm_plugin_qwen2vl.processor import Qwen2VLOptions
 
 # How released checkpoints name the tower's tensors, and how newer transformers saves them.

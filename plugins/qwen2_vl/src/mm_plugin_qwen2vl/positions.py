@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.positions import mrope_positions
-from mm_plugin.structs import Modality, MultimodalDataItem
 
 
 def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:

@@ -21,7 +21,7 @@ from mm_plugin import (
     TakesVideos,
     VideoSize,
 )
-from mm_plugin.imaging import (
+from mm_plugin.transforms import (
     check_patches,
     frame_budget,
     grid_rows,

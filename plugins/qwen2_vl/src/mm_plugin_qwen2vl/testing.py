@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from mm_plugin.testing.checkpoints import byte_level_tokenizer, write_transformers_checkpoint
+from mm_plugin.testing import byte_level_tokenizer, write_transformers_checkpoint
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",

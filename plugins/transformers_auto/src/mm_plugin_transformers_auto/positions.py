@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mm_plugin import Modality, RequestError, UsageError
-from mm_plugin.structs import MultimodalDataItem
+from mm_plugin.items import MultimodalDataItem
 
 _TOKENS = {Modality.IMAGE: "image_token_id", Modality.VIDEO: "video_token_id", Modality.AUDIO: "audio_token_id"}
 

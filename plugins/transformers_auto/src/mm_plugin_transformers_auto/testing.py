@@ -17,7 +17,7 @@ import transformers
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from mm_plugin.testing.checkpoints import byte_level_tokenizer, fill_weights, write_json
+from mm_plugin.testing import byte_level_tokenizer, fill_weights, write_json
 
 _TURN = (
     "{{% for message in messages %}}<turn>{{{{ message['role'] }}}}\n"

@@ -1,0 +1,5 @@
+"""Byte-accounted, single-flight, thread-safe caches. Knows no model and no modality."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

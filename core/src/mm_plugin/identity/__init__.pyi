@@ -1,0 +1,18 @@
+from .digests import DigestFunction, Digests, digest, test_vectors
+from .framing import FORMAT_VERSION, feature_digest, feature_digests, frame
+from .keys import caller_identity, item_identity, parse_caller_hash, source_key
+
+__all__ = [
+    "FORMAT_VERSION",
+    "DigestFunction",
+    "Digests",
+    "caller_identity",
+    "digest",
+    "feature_digest",
+    "feature_digests",
+    "frame",
+    "item_identity",
+    "parse_caller_hash",
+    "source_key",
+    "test_vectors",
+]

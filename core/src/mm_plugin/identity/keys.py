@@ -1,0 +1,119 @@
+"""Source keys and identities: what makes two media inputs, or two items, one. Each is the digest of a framed list."""
+
+from __future__ import annotations
+
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import FORMAT_VERSION, frame
+
+_CALLER_HASH = re.compile(r"(0[xX])?[0-9a-fA-F]{1,1024}")
+
+
+def item_identity(
+    spec_name: str,
+    output_version: int,
+    modality: int,
+    format: str,
+    feature: bytes,
+    fields: Mapping[str, Any],
+    *,
+    salt: str | bytes | None = None,
+) -> bytes:
+    """What the model sees: equal identity means equal rows and equal positions.
+
+    Args:
+        spec_name: the model spec's name.
+        output_version: the spec's output version.
+        modality: its mark, 1 to 3.
+        format: the item's input format.
+        feature: 32 bytes from `feature_digest` of the feature or the rows.
+        fields: every field that encoder or positions read.
+        salt: separates tenants.
+
+    Returns:
+        32 bytes.
+    """
+    return _keyed("mm-plugin/item", spec_name, output_version, modality, format, feature, fields, salt)
+
+
+def parse_caller_hash(entry: Any) -> int | None:
+    """A caller's hash as a number; None where the entry is malformed.
+
+    Args:
+        entry: a whole number from 0 on, or hexadecimal digits in either case with or without `0x`; of any length up to 1,024
+            digits. Signs, `_`, spaces, other digits and empty text are malformed.
+    """
+    if isinstance(entry, bool):
+        return None
+    if isinstance(entry, numbers.Integral):
+        return int(entry) if 0 <= int(entry) < 1 << 4096 else None
+    if isinstance(entry, str) and _CALLER_HASH.fullmatch(entry):
+        return int(entry, 16)
+    return None
+
+
+def caller_identity(
+    spec_name: str,
+    output_version: int,
+    modality: int,
+    value: int,
+    options: bytes,
+    context: Any,
+    *,
+    salt: str | bytes | None = None,
+) -> bytes:
+    """The identity of a medium whose caller vouches for it by a hash: that hash, and all that could change what becomes of it.
+
+    Args:
+        spec_name: the model spec's name.
+        output_version: the spec's output version.
+        modality: its mark, 1 to 3.
+        value: the caller's hash, as `parse_caller_hash` reads it; all of its bits count.
+        options: as for `source_key`.
+        context: as for `source_key`.
+        salt: separates tenants.
+
+    Returns:
+        32 bytes.
+    """
+    return _keyed("mm-plugin/caller", spec_name, output_version, modality, value, options, context, salt)
+
+
+def source_key(
+    spec_name: str,
+    output_version: int,
+    modality: int,
+    source: bytes,
+    options: bytes,
+    context: Any,
+    *,
+    model: bytes = b"",
+    salt: str | bytes | None = None,
+) -> bytes:
+    """The key of the preprocess cache: equal keys mean that equal media input was prepared in the same way.
+
+    Args:
+        spec_name: the model spec's name.
+        output_version: the spec's output version.
+        modality: its mark, 1 to 3.
+        source: 32 bytes, the digest of the encoded source or of the pixels.
+        options: 32 bytes, the digest of the frame of the modality's effective options: a mapping from name to value, after
+            call, load, checkpoint and default are resolved.
+        context: request-level facts that the item depends on.
+        model: 32 bytes, the digest of the frame of [config.json, {modality: placeholder id}, [[start id, end
+            id], ...]], on which fields and replacement depend.
+        salt: separates tenants.
+
+    Returns:
+        32 bytes.
+    """
+    return _keyed("mm-plugin/source", spec_name, output_version, modality, source, options, context, model, salt)
+
+
+def _keyed(tag: str, spec_name: str, output_version: int, modality: int, *parts: Any) -> bytes:
+    """The digest behind every identity and key: its kind and this format's version first, then whose it is, then the rest."""
+    return digest(frame([tag, FORMAT_VERSION, spec_name, output_version, int(modality), *parts]))

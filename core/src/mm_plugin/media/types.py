@@ -1,0 +1,170 @@
+"""What a medium is, before and after it is decoded: sizes, samplings, wrappers for raw frames and samples. Decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from mm_plugin.items import Modality
+
+Color = tuple[int, int, int]
+WHITE: Color = (255, 255, 255)
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large an image is, known without decoding it: pixels, after orientation."""
+
+    height: int
+    width: int
+
+
+class VideoSize(msgspec.Struct, frozen=True, eq=False):
+    """How large a clip is before its frames are sampled, known without decoding it.
+
+    Attributes:
+        height: of a frame, pixels, after rotation.
+        width: of a frame, pixels, after rotation.
+        frames: in the whole clip.
+        fps: frames per second, on average.
+        timestamps: [frames] float64, when each frame is shown, seconds from the first; index / fps where None.
+    """
+
+    height: int
+    width: int
+    frames: int
+    fps: float
+    timestamps: np.ndarray | None = None
+
+    @property
+    def duration(self) -> float:
+        """Seconds, the last frame shown as long as a frame is on average."""
+        last = (self.frames - 1) / self.fps if self.timestamps is None else float(self.timestamps[-1])
+        return last + 1 / self.fps
+
+    def times(self, indices: np.ndarray) -> np.ndarray:
+        """When chosen frames are shown, seconds from the first.
+
+        Shape:
+            indices [n] int64; returns [n] float64.
+        """
+        found: np.ndarray = indices / self.fps if self.timestamps is None else self.timestamps[indices]
+        return found
+
+
+class Sampling(msgspec.Struct, frozen=True, eq=False):
+    """Which frames of a clip are used. Whatever comes after the sampling knows of the clip's time by this alone.
+
+    Attributes:
+        indices: [n] int64, never descending; n is at least 1.
+        timestamps: [n] float64, when each is shown, seconds from the clip's first frame.
+        fps: how many of the chosen frames there are in a second.
+    """
+
+    indices: np.ndarray
+    timestamps: np.ndarray
+    fps: float
+
+    @classmethod
+    def of(cls, size: VideoSize, indices: np.ndarray) -> Sampling:
+        """These frames of a clip, their times, and their rate as that of the clip, thinned.
+
+        Shape:
+            indices [n] int64.
+        """
+        return cls(indices, size.times(indices), len(indices) / size.frames * size.fps)
+
+
+class SampledVideo(msgspec.Struct, frozen=True, eq=False):
+    """How large a clip is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
+
+    height: int
+    width: int
+    indices: np.ndarray
+    timestamps: np.ndarray
+    fps: float
+
+    @property
+    def frames(self) -> int:
+        """How many frames were chosen."""
+        return len(self.indices)
+
+
+class AudioSize(msgspec.Struct, frozen=True):
+    """How long a sound is.
+
+    Attributes:
+        num_samples: of one channel.
+        sampling_rate: samples per second.
+    """
+
+    num_samples: int
+    sampling_rate: int
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.num_samples / self.sampling_rate
+
+    def at(self, sampling_rate: int) -> AudioSize:
+        """The same sound at another rate: whatever part of a sample is left at its end counts as one."""
+        return AudioSize(-(-self.num_samples * sampling_rate // self.sampling_rate), sampling_rate)
+
+
+class Frames(Protocol):
+    """The chosen frames of a clip, decoded one by one while they are iterated, again each time.
+
+    A frame is [height, width, 3] uint8 RGB, contiguous. One that was chosen twice is given twice, as the same array.
+    """
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[np.ndarray]: ...
+
+
+class Medium(msgspec.Struct, frozen=True, eq=False):
+    """A normalised medium.
+
+    Attributes:
+        modality: what it is.
+        size: a `Size`, `SampledVideo` or `AudioSize`.
+        pixels: of an image: [height, width, 3] uint8 RGB, contiguous.
+        frames: of a video: `Frames`.
+        samples: of audio: [num_samples] float32, mono, full scale is -1..1.
+    """
+
+    modality: Modality
+    size: Any
+    pixels: Any = None
+    frames: Any = None
+    samples: Any = None
+
+
+class VideoFrames(msgspec.Struct, frozen=True, eq=False):
+    """A clip given as its frames, with what tells their time: exactly one of `fps` and `timestamps`.
+
+    Attributes:
+        frames: a list of pictures in any form that an image may have, a numpy array [n, height, width, 3] uint8, or a
+            torch tensor [n, 3, height, width] uint8.
+        fps: frames per second.
+        timestamps: when each frame is shown, seconds, ascending.
+        sampled: whether somebody chose these frames already; they are all used then.
+    """
+
+    frames: Any
+    fps: float | None = None
+    timestamps: Sequence[float] | None = None
+    sampled: bool = True
+
+
+class AudioSamples(msgspec.Struct, frozen=True, eq=False):
+    """A sound given as its samples.
+
+    Attributes:
+        samples: numpy or torch, [num_samples] or [channels, num_samples]; floats with full scale -1..1, or int16.
+        sampling_rate: samples per second.
+    """
+
+    samples: Any
+    sampling_rate: int

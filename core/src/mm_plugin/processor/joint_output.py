@@ -1,0 +1,82 @@
+"""What a model that takes a request's media only together makes of it (`TakesWhole`), and whether that can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mm_plugin.errors import SpanError
+from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.placeholders import Replacement
+from mm_plugin.spec import ModelSpec
+
+
+class WholeItem(msgspec.Struct, frozen=True, eq=False):
+    """All media of one modality in a request that was prepared as a whole.
+
+    Attributes:
+        modality: what they are.
+        takes_row: [N] bool, True where a token of the prompt takes a row of theirs, in the order of the rows.
+        feature: what the encoder reads.
+        fields: the model fields that the spec declares.
+    """
+
+    modality: Modality
+    takes_row: np.ndarray
+    feature: Any
+    fields: Mapping[str, Any]
+
+
+class Whole(msgspec.Struct, frozen=True, eq=False):
+    """A request that was prepared as a whole.
+
+    Attributes:
+        ids: [N] int64, the expanded prompt.
+        items: one for each modality that the request has media of.
+    """
+
+    ids: np.ndarray
+    items: Sequence[WholeItem]
+
+
+def checked_whole(
+    found: Any, spec: ModelSpec, given: Sequence[Modality]
+) -> tuple[np.ndarray, list[MultimodalDataItem]]:
+    """Ids, and an item for each modality, without identity yet.
+
+    Args:
+        found: what `prepare_whole` returned.
+        spec: the model's declaration.
+        given: modalities that the request has media of.
+
+    Raises:
+        SpanError: it is no `Whole` that fits the request and the declaration.
+    """
+    if not isinstance(found, Whole):
+        raise SpanError(f"prepare_whole returned a {type(found).__name__}; it must return Whole")
+    ids = found.ids
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise SpanError("prepare_whole must give ids [N] int64")
+    if sorted(item.modality for item in found.items) != sorted(given):
+        raise SpanError(f"prepare_whole must give one item for each of {[modality.argument for modality in given]}")
+    items = []
+    for part in found.items:
+        declared = set(spec.fields[part.modality])
+        if set(part.fields) != declared:
+            raise SpanError(f"prepare_whole gave fields {sorted(part.fields)}, the spec declares {sorted(declared)}")
+        takes_row = part.takes_row
+        if not isinstance(takes_row, np.ndarray) or takes_row.dtype != np.bool_ or takes_row.shape != ids.shape:
+            raise SpanError(f"prepare_whole must give takes_row [{len(ids)}] bool")
+        item = MultimodalDataItem(
+            modality=part.modality,
+            offsets=Replacement(ids, takes_row).runs(),
+            feature=part.feature,
+            model_specific_data=dict(part.fields),
+        )
+        if not item.offsets:
+            raise SpanError(f"prepare_whole gave {part.modality.argument} no token that takes a row")
+        items.append(item)
+    return ids, items

@@ -1,0 +1,104 @@
+"""What a processor may be able to do beside images: mixins that an author adds to `ModelProcessor`. Nothing is done here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mm_plugin.items import Modality
+from mm_plugin.media.types import Medium, Sampling, VideoSize
+from mm_plugin.processor.joint_output import Whole
+
+Fields = Mapping[str, Any]
+
+
+class TakesVideos(ABC):
+    """For processors that take videos. Only the frames that `sample` names are decoded, and only they are told of later."""
+
+    @abstractmethod
+    def sample(self, size: VideoSize, options: Any) -> Sampling:
+        """Which frames of a clip are used. Not asked for a clip whose frames were chosen before it came.
+
+        Args:
+            size: of the whole clip.
+            options: an `Options`, all resolved.
+
+        Raises:
+            SizeError: no frames of such a clip can be used.
+        """
+
+
+class TakesAudio(ABC):
+    """For processors that take audio."""
+
+    @abstractmethod
+    def sampling_rate(self, options: Any) -> int:
+        """Samples per second at which `prepare` wants a sound.
+
+        Args:
+            options: an `Options`, all resolved.
+        """
+
+
+class TakesPrepared(ABC):
+    """For processors that also take media which a processor or an encoder made already (`ProcessorOutput`, `PrecomputedRows`).
+
+    Everything there comes from a client, so nothing of it is believed.
+    """
+
+    @abstractmethod
+    def feature_name(self, modality: Modality) -> str:
+        """The name under which the reference's processor gives the feature, such as `pixel_values`."""
+
+    @abstractmethod
+    def check_fields(self, modality: Modality, fields: Fields) -> int:
+        """How many rows the fields stand for, by arithmetic alone; nothing of that size may be made here.
+
+        Args:
+            modality: what it is.
+            fields: the declared fields; arrays are numpy, whole numbers int64.
+
+        Raises:
+            SizeError: they stand for no medium that the model can take.
+        """
+
+    @abstractmethod
+    def check_feature(self, modality: Modality, feature: Any, fields: Fields) -> None:
+        """Compare a feature with its fields.
+
+        Args:
+            modality: what it is.
+            feature: a dense numpy array or torch tensor.
+            fields: as `check_fields` accepted them.
+
+        Raises:
+            SizeError: they do not fit together.
+        """
+
+
+class TakesWhole(ABC):
+    """For processors some of whose models take a request's media only together, because one changes what becomes of another.
+
+    Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no medium has a source key.
+    """
+
+    @abstractmethod
+    def as_a_whole(self) -> bool:
+        """Whether this open model is one of them; asked once, when it is opened."""
+
+    @abstractmethod
+    def prepare_whole(
+        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
+    ) -> Whole:
+        """Ids and items of a request with media.
+
+        Args:
+            text: the prompt, with placeholders as the model writes them.
+            media: decoded and normalised, in order, by modality.
+            options: an `Options`, all resolved.
+            rendered: the text is a rendered chat template and has its special tokens already.
+
+        Raises:
+            PlaceholderError: text and media do not fit.
+        """

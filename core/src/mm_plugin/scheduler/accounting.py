@@ -1,0 +1,27 @@
+"""How many tokens of an extend belong to media. Runs in a scheduler: no torch, no processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mm_plugin.errors import SpanError
+from mm_plugin.items import Offset
+
+
+def count_mm_tokens_in_extend(
+    prefix_lens: Sequence[int], extend_lens: Sequence[int], offsets: Sequence[Sequence[Offset]]
+) -> int:
+    """Rows that one step consumes.
+
+    Args:
+        prefix_lens: per request, tokens computed already.
+        extend_lens: per request, tokens that the step computes.
+        offsets: per request, the spans of all its items, both ends inclusive.
+    """
+    if not len(prefix_lens) == len(extend_lens) == len(offsets):
+        raise SpanError(f"{len(prefix_lens)} prefixes, {len(extend_lens)} extends, {len(offsets)} lists of offsets")
+    total = 0
+    for prefix, extend, spans in zip(prefix_lens, extend_lens, offsets, strict=True):
+        for start, end in spans:
+            total += max(0, min(end + 1, prefix + extend) - max(start, prefix))
+    return total

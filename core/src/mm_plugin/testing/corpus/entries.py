@@ -1,0 +1,296 @@
+"""What a specimen is, in which forms it may come, and whether what becomes of it is right. Makes none."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import urllib.parse
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from mm_plugin.errors import LimitError, RequestError
+from mm_plugin.items import Modality
+from mm_plugin.media.audio import open_audio
+from mm_plugin.media.images import open_image
+from mm_plugin.media.types import AudioSize, Medium, SampledVideo
+from mm_plugin.media.video import open_video, whole
+from mm_plugin.settings import Settings
+
+
+class Picture(msgspec.Struct, frozen=True, eq=False):
+    """What an image must show.
+
+    Attributes:
+        pixels: [height, width, 3] uint8 RGB on a white background.
+        tolerance: levels by which any pixel may differ.
+    """
+
+    pixels: np.ndarray
+    tolerance: int = 0
+
+
+class Clip(msgspec.Struct, frozen=True, eq=False):
+    """What a video must show.
+
+    Attributes:
+        frames: [n, height, width, 3] uint8 RGB of every frame on a white background.
+        timestamps: [n] float64, seconds from the first frame.
+        tolerance: levels by which a frame may differ on average.
+    """
+
+    frames: np.ndarray
+    timestamps: np.ndarray
+    tolerance: float = 0.0
+
+
+class Sound(msgspec.Struct, frozen=True, eq=False):
+    """What a sound must hold.
+
+    Attributes:
+        num_samples: at its own rate.
+        sampling_rate: samples per second.
+        samples: [num_samples] float32, mono; None where a lossy codec leaves only the tone.
+        hertz: the tone that it is; None where it is none.
+        tolerance: by which a sample may differ; full scale is 1.
+        slack: samples by which its length may differ: lossy codecs add silence at the ends.
+    """
+
+    num_samples: int
+    sampling_rate: int
+    samples: np.ndarray | None = None
+    hertz: float | None = None
+    tolerance: float = 0.0
+    slack: int = 0
+
+
+class Specimen(msgspec.Struct, frozen=True, eq=False):
+    """One odd medium, with what must become of it under the default settings.
+
+    Attributes:
+        name: its own, such as `png/palette with a table of alpha`.
+        modality: as what it is sent.
+        value: encoded bytes, or what else a request may hold.
+        expected: what it shows; None where it is refused.
+        refused: how it may be refused: the `reason` of a `MediaError` or the `setting` of a `LimitError`, any of these; empty where
+            it is read.
+        note: why it must be so, where that is no matter of course.
+        encoded_only: whether a PIL object of these bytes no longer holds what shows it rightly.
+    """
+
+    name: str
+    modality: Modality
+    value: Any
+    expected: Picture | Clip | Sound | None = None
+    refused: tuple[str, ...] = ()
+    note: str = ""
+    encoded_only: bool = False
+
+
+def shows(
+    name: str, value: Any, pixels: np.ndarray, tolerance: int = 0, note: str = "", *, encoded_only: bool = False
+) -> Specimen:
+    """An image that is read."""
+    picture = Picture(np.ascontiguousarray(pixels), tolerance)
+    return Specimen(name, Modality.IMAGE, value, picture, note=note, encoded_only=encoded_only)
+
+
+def refuses(modality: Modality, name: str, value: Any, *reasons: str, note: str = "") -> Specimen:
+    """A medium that is refused."""
+    return Specimen(name, modality, value, refused=reasons, note=note)
+
+
+def forms(specimen: Specimen, folder: Path | str) -> Iterator[tuple[str, Any]]:
+    """Every form in which a specimen can be sent: (name, value). Settings need `folder` as their `media_root`.
+
+    Args:
+        specimen: any; one that is no encoded file has one form.
+        folder: an existing folder, in which a file is written where there are bytes.
+    """
+    data = specimen.value
+    yield "value", data
+    if not isinstance(data, bytes):
+        return
+    digits = base64.b64encode(data).decode()
+    yield "bytearray", bytearray(data)
+    yield "memoryview", memoryview(data)
+    yield "data URL", f"data:application/octet-stream;charset=x;base64,{digits}"
+    yield "data URL, percent", f"data:,{urllib.parse.quote_from_bytes(data)}"
+    if len(digits) >= 40:  # shorter text is taken for a path
+        yield "base64", digits
+    file = Path(folder).resolve() / "specimen"
+    file.write_bytes(data)
+    yield "path", str(file)
+    yield "Path", file
+    yield "file: URL", file.as_uri()
+    if specimen.modality is Modality.IMAGE and specimen.expected is not None and not specimen.encoded_only:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opened, loaded = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(data))
+            loaded.load()
+        yield "PIL", opened
+        yield "PIL, loaded", loaded
+
+
+def check(specimen: Specimen, *, value: Any = None, settings: Settings | None = None) -> Medium | RequestError:
+    """Open and decode a specimen, and compare.
+
+    Args:
+        specimen: what is tried.
+        value: another form of it, as of `forms`; its own where None.
+        settings: the defaults where None.
+
+    Returns:
+        What it became: the medium, or the error that it had to end in.
+
+    Raises:
+        AssertionError: something else became of it; the message says what.
+    """
+    settings = Settings() if settings is None else settings
+    value = specimen.value if value is None else value
+    path = f"{specimen.modality.argument}[0]"
+    told = f"{specimen.name}: "
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
+            found = read(specimen.modality, value, path=path, settings=settings, rate=_rate(specimen))
+    except RequestError as error:
+        _check_refusal(told, specimen.refused, path, error)
+        return error
+    assert not specimen.refused, f"{told}it was not refused"
+    if isinstance(specimen.expected, Picture):
+        _check_picture(told, specimen.expected, found.pixels)
+    elif isinstance(specimen.expected, Clip):
+        _check_clip(told, specimen.expected, found)
+    elif isinstance(specimen.expected, Sound):
+        _check_sound(told, specimen.expected, found.samples)
+        if specimen.expected.hertz is not None:
+            other = read(specimen.modality, value, path=path, settings=settings, rate=16_000)
+            size = AudioSize(len(found.samples), specimen.expected.sampling_rate).at(16_000)
+            assert other.size == size, f"{told}{other.size} at 16 kHz, not {size}"
+            _check_tone(told, specimen.expected.hertz, other.samples, 16_000)
+    return found
+
+
+def read(modality: Modality, value: Any, *, path: str, settings: Settings, rate: int = 16_000) -> Medium:
+    """One medium, wholly decoded: every frame of a clip.
+
+    Raises:
+        RequestError: it is refused.
+        AssertionError: what was told before it was decoded is not so.
+    """
+    if modality is Modality.IMAGE:
+        image = open_image(value, path=path, settings=settings)
+        assert len(image.digest()) == 32
+        size = image.probe()
+        medium = image.decode()
+        assert medium.size == size, f"{path}: {size} before it is decoded, {medium.size} after"
+        _check_array(path, medium.pixels, (size.height, size.width, 3))
+        return medium
+    if modality is Modality.VIDEO:
+        video = open_video(value, path=path, settings=settings)
+        assert len(video.digest()) == 32
+        clip = video.probe()
+        every = whole(clip)
+        assert every.timestamps[0] == 0, f"{path}: times begin at {every.timestamps[0]}"
+        assert (np.diff(every.timestamps) > 0).all(), f"{path}: times do not ascend"
+        sampled = SampledVideo(clip.height, clip.width, every.indices, every.timestamps, every.fps)
+        medium = video.decode(sampled)
+        frames = []
+        for pixels in medium.frames:
+            _check_array(path, pixels, (clip.height, clip.width, 3))
+            frames.append(pixels)
+        assert len(frames) == clip.frames, f"{path}: {clip.frames} frames told, {len(frames)} given"
+        return Medium(modality, sampled, frames=frames)
+    sound = open_audio(value, path=path, settings=settings)
+    assert len(sound.digest()) == 32
+    told = sound.probe(rate)
+    medium = sound.decode(told)
+    assert medium.samples.dtype == np.float32
+    assert medium.samples.shape == (told.num_samples,)
+    assert np.isfinite(medium.samples).all()
+    return medium
+
+
+def mutated(data: bytes, chooser: random.Random) -> bytes:
+    """A file with a few faults: bits turned, lengths that lie, pieces lost, doubled or cut off; more of them near its head."""
+    out = bytearray(data)
+    for _ in range(chooser.choice((1, 1, 2, 5, 20))):
+        at = chooser.randrange(len(out)) if chooser.random() < 0.5 else chooser.randrange(min(len(out), 64))
+        match chooser.randrange(6):
+            case 0:
+                out[at] ^= 1 << chooser.randrange(8)
+            case 1:
+                out[at] = chooser.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 2:
+                out[at : at + 4] = chooser.choice(
+                    (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\x10\0")
+                )
+            case 3:
+                out[at:at] = out[at : at + chooser.randrange(1, 30)]
+            case 4:
+                del out[at : at + chooser.randrange(1, 30)]
+            case _:
+                del out[max(at, 1) :]
+        if not out:
+            return b"\0"
+    return bytes(out)
+
+
+def _rate(specimen: Specimen) -> int:
+    return specimen.expected.sampling_rate if isinstance(specimen.expected, Sound) else 16_000
+
+
+def _check_refusal(told: str, reasons: tuple[str, ...], path: str, error: RequestError) -> None:
+    reason = error.setting if isinstance(error, LimitError) else getattr(error, "reason", None)
+    assert reasons, f"{told}it was refused: {error}"
+    assert reason in reasons, f"{told}{reason} in place of {' or '.join(reasons)}: {error}"
+    assert error.path == path, f"{told}the error names {error.path} in place of {path}"
+    assert error.message.startswith(path), f"{told}the message does not begin with the medium's place: {error}"
+
+
+def _check_array(path: str, pixels: np.ndarray, shape: tuple[int, ...]) -> None:
+    assert pixels.dtype == np.uint8, f"{path}: pixels are {pixels.dtype}"
+    assert pixels.shape == shape, f"{path}: pixels are {pixels.shape}, {shape} was told"
+    assert pixels.flags.c_contiguous, f"{path}: pixels are not contiguous"
+
+
+def _check_picture(told: str, expected: Picture, pixels: np.ndarray) -> None:
+    assert pixels.shape == expected.pixels.shape, f"{told}{pixels.shape}, not {expected.pixels.shape}"
+    off = np.abs(pixels.astype(np.int16) - expected.pixels).max()
+    assert off <= expected.tolerance, f"{told}off by {off} levels, {expected.tolerance} are allowed"
+
+
+def _check_clip(told: str, expected: Clip, medium: Medium) -> None:
+    count, height, width, _ = expected.frames.shape
+    size = medium.size
+    assert (size.frames, size.height, size.width) == (count, height, width), (
+        f"{told}{size.frames} frames of {size.height} x {size.width}, not {count} of {height} x {width}"
+    )
+    late = np.abs(size.timestamps - expected.timestamps).max()
+    assert late <= 1e-3, f"{told}times are off by {late:.4f} seconds"  # containers round to a thousandth
+    for place, (found, wanted) in enumerate(zip(medium.frames, expected.frames, strict=True)):
+        off = np.abs(found.astype(np.int16) - wanted).mean()
+        assert off <= expected.tolerance, f"{told}frame {place} is off by {off:.2f} levels on average"
+
+
+def _check_sound(told: str, expected: Sound, samples: np.ndarray) -> None:
+    extra = len(samples) - expected.num_samples
+    assert abs(extra) <= expected.slack, f"{told}{len(samples)} samples, not {expected.num_samples}"
+    if expected.samples is not None:
+        off = float(np.abs(samples - expected.samples).max())
+        assert off <= expected.tolerance, f"{told}samples are off by {off}"
+    if expected.hertz is not None:
+        _check_tone(told, expected.hertz, samples, expected.sampling_rate)
+
+
+def _check_tone(told: str, hertz: float, samples: np.ndarray, rate: int) -> None:
+    strength = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+    found = float(np.argmax(strength)) * rate / len(samples)
+    assert abs(found - hertz) <= 2 * rate / len(samples) + 1, f"{told}a tone of {found:.0f} Hz, not {hertz:.0f}"

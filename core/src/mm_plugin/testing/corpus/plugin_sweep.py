@@ -1,0 +1,46 @@
+"""The whole corpus fed to one plugin's processor."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from mm_plugin.errors import RequestError
+from mm_plugin.testing.corpus.entries import Specimen
+
+if TYPE_CHECKING:
+    from mm_plugin.processor.model import ModelProcessor
+
+
+def sweep(processor: ModelProcessor, specimens: Iterable[Specimen], *, may_refuse: Collection[str] = ()) -> list[str]:
+    """Prepare every specimen of a kind that the plugin takes: what can be read becomes an item, all else a `RequestError`.
+
+    Args:
+        processor: an open processor, with the default limits.
+        specimens: such as `corpus.images()`.
+        may_refuse: names of specimens that are read, and that the model cannot take: for their shape, as a rule.
+
+    Returns:
+        The names of those that became items.
+
+    Raises:
+        AssertionError: something else became of one; the message says what.
+    """
+    prepared = []
+    for specimen in specimens:
+        if specimen.modality not in processor.spec.modalities:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
+                processor.prepare_item(specimen.modality, specimen.value)
+        except RequestError as error:
+            if not specimen.refused and specimen.name not in may_refuse:
+                raise AssertionError(f"{specimen.name} was refused: {error}") from error
+        except Exception as error:
+            raise AssertionError(f"{specimen.name} ended in {type(error).__name__}: {error}") from error
+        else:
+            assert not specimen.refused, f"{specimen.name} was not refused"
+            prepared.append(specimen.name)
+    return prepared

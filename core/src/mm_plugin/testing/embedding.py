@@ -1,0 +1,85 @@
+"""Prompts embedded in chunks, and encoder calls counted: for tests of a plugin's encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mm_plugin.embed.routine import embed_mm_inputs
+from mm_plugin.embed.rows import EmbedOutput
+from mm_plugin.encoder.base import Encoder
+from mm_plugin.inputs import ForwardBatch, MultimodalInputs
+from mm_plugin.items import Modality, MultimodalDataItem
+
+if TYPE_CHECKING:
+    import torch
+
+    from mm_plugin.cache.embedding import EmbeddingCache
+    from mm_plugin.inputs import MultimodalProcessorOutput
+
+
+class CallCounter:
+    """Counts the calls of an encoder; pass `as_mapping()` wherever an encoder is taken.
+
+    Attributes:
+        calls: for each call, the number of items.
+        seen: (identity, rows) of every item, in order.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.calls: list[int] = []
+        self.seen: list[tuple[bytes | None, int]] = []
+
+    def as_mapping(self) -> dict[Modality, Any]:
+        """The encoder by modality, each call counted."""
+        return {modality: partial(self._encode, modality) for modality in Modality}
+
+    def _encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> Sequence[Any]:
+        self.calls.append(len(items))
+        self.seen += [(item.identity, item.num_tokens) for item in items]
+        return self._encoder.encode(modality, items)
+
+
+def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+    """(prefix length, extend length) of each chunk of a prompt."""
+    for start in range(0, total, size):
+        yield start, min(size, total - start)
+
+
+def embed_in_chunks(
+    output: MultimodalProcessorOutput,
+    input_embedding: Any,
+    encoder: Any,
+    *,
+    size: int,
+    cache: EmbeddingCache | None = None,
+) -> torch.Tensor:
+    """Embed one request chunk by chunk, as a server with chunked prefill does, and put the chunks together.
+
+    Args:
+        output: the processed request.
+        input_embedding: the text embedding.
+        encoder: as for `embed_mm_inputs`.
+        size: tokens in a chunk; the last may be shorter.
+        cache: keeps rows across requests.
+
+    Shape:
+        returns [N, hidden].
+
+    Raises:
+        MMPluginError: an item failed.
+    """
+    import torch
+
+    inputs = MultimodalInputs.from_processor_output(output)
+    ids = torch.from_numpy(output.padded_input_ids)
+    parts = []
+    for prefix, extend in chunks(len(ids), size):
+        batch = ForwardBatch([inputs], [prefix], [extend])
+        step: EmbedOutput = embed_mm_inputs(ids[prefix : prefix + extend], batch, input_embedding, encoder, cache)
+        if step.failed:
+            raise step.failed[0].error
+        parts.append(step.input_embeds)
+    return torch.cat(parts)

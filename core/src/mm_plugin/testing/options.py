@@ -1,0 +1,124 @@
+"""Every option of a plugin tried: what it changes must be in the source key, and nothing else."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import msgspec.inspect
+
+from mm_plugin.errors import RequestError, UsageError
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import frame
+from mm_plugin.items import Modality
+from mm_plugin.processor.options import option_scopes
+
+if TYPE_CHECKING:
+    from mm_plugin.processor.model import ModelProcessor
+
+
+class OptionTrial(msgspec.Struct, frozen=True):
+    """One value of one option, tried on one medium.
+
+    Attributes:
+        option: its name.
+        value: what it was set to.
+        modality: of the medium.
+        changed: whether fields, replacement or feature became others.
+        new_key: whether the source key became another.
+    """
+
+    option: str
+    value: Any
+    modality: Modality
+    changed: bool
+    new_key: bool
+
+
+def sweep_options(
+    open_processor: Callable[..., ModelProcessor],
+    media: Mapping[Modality, Any],
+    *,
+    values: Mapping[str, Sequence[Any]] | None = None,
+) -> list[OptionTrial]:
+    """Try every option of a plugin: what changes a medium's output changes its source key, and no option of another modality does.
+
+    Options that only the checkpoint's files may set are left out.
+
+    Args:
+        open_processor: opens the plugin's processor with the load options that it is given.
+        media: a medium of each modality that the plugin takes.
+        values: by option, the values to try; made from its type and default where there are none.
+
+    Returns:
+        What was tried; look into it for the options that must have changed something.
+
+    Raises:
+        AssertionError: an option breaks the rule, or no value of it was accepted; the message says which.
+    """
+    usual = open_processor()
+    before = {modality: _try(usual, modality, medium, {}) for modality, medium in media.items()}
+    kinds = {field.name: field.type for field in _struct_info(type(usual).Options).fields}
+    trials: list[OptionTrial] = []
+    for option, scope in option_scopes(type(usual).Options).items():
+        if scope.at == "checkpoint":
+            continue
+        current = getattr(usual.options, option)
+        tried = 0
+        for value in (values or {}).get(option) or _other_values(kinds[option], current):
+            try:
+                loaded, called = (
+                    (open_processor(**{option: value}), {}) if scope.at == "load" else (usual, {option: value})
+                )
+                after = {m: _try(loaded, m, medium, called) for m, medium in media.items()}
+            except (RequestError, UsageError):
+                continue
+            tried += 1
+            for modality in media:
+                (old_key, old_content), (key, content) = before[modality], after[modality]
+                changed, new_key = old_content != content, old_key != key
+                about = not scope.modalities or modality.name.lower() in scope.modalities
+                trials.append(OptionTrial(option, value, modality, changed, new_key))
+                told = f"{option}={value!r} on {modality.argument}"
+                assert about or not changed, f"{told} changes the output, and For says that it is not about them"
+                assert about or not new_key, f"{told} changes the source key, and For says that it is not about them"
+                assert new_key or not changed, f"{told} changes the output and not the source key"
+        assert tried, f"no other value of {option} was accepted; pass some in `values`"
+    return trials
+
+
+def _struct_info(declared: type[msgspec.Struct]) -> msgspec.inspect.StructType:
+    info = msgspec.inspect.type_info(declared)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info
+
+
+def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
+    """Values near the current one that its type may allow."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return [value for value in kind.values if value != current]
+    if isinstance(current, bool):
+        return [not current]
+    if isinstance(current, int):
+        return [current * 4, current * 2, current + 1, current - 1, current // 2, current // 4]
+    if isinstance(current, float):
+        return [current * 2, current / 2]
+    if isinstance(current, tuple) and all(isinstance(level, int) for level in current):
+        return [tuple(255 - level for level in current)]
+    return []
+
+
+def _try(
+    processor: ModelProcessor, modality: Modality, medium: Any, options: Mapping[str, Any]
+) -> tuple[bytes | None, bytes]:
+    """Source key, and a digest of all that the plugin makes of a medium.
+
+    It is made under a salt of its own: a cache that answers by a wrong key would hide what the option does.
+    """
+    key = processor.prepare_item(modality, medium, **options).source_key
+    made = processor.prepare_item(modality, medium, salt=secrets.token_bytes(16), **options)
+    return key, digest(frame([made.fields, made.replacement.ids, made.replacement.takes_row, made.feature]))

@@ -1,0 +1,69 @@
+"""Client text that looks like special tokens, in every role and part: it must stay text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mm_plugin.errors import RequestError
+
+if TYPE_CHECKING:
+    from mm_plugin.processor.model import ModelProcessor
+
+
+def sweep_provenance(
+    processor: ModelProcessor, *, medium: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
+) -> int:
+    """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
+
+    Args:
+        processor: an open processor whose tokenizer has a chat template.
+        medium: an image that goes with every other message; none where None.
+        rounds: messages to try beside one for every protected token.
+        seed: of the messages.
+        may_refuse: whether a message may end in a `RequestError`, for tokenizers that cannot encode a token as text.
+
+    Returns:
+        How many messages were refused.
+
+    Raises:
+        AssertionError: text became a token of the model, or ordinary text got other ids than the tokenizer's own.
+    """
+    tokenizer = processor.checkpoint.tokenizer
+    added = tokenizer.get_added_vocab()
+    protected = np.array(sorted(set(added.values()) | set(processor.special_tokens.placeholders.values())))
+    chooser = random.Random(seed)  # noqa: S311 - texts to try, no secret
+    halves = [part for token in added for part in (token[: len(token) // 2], token[len(token) // 2 :])]
+    pieces = [*added, *halves, "\n", "\n\n", " ", "word", "  two", "é", "\u2028", "\uff11", "<", "|", ">"]
+    texts = [[token] for token in added]
+    texts += [chooser.choices(pieces, k=chooser.randint(1, 6)) for _ in range(rounds)]
+    refused = 0
+    for index, parts in enumerate(texts):
+        media = [medium] if medium is not None and index % 2 else []
+        messages, plain = _messages(parts, bool(media)), _messages(["x"] * len(parts), bool(media))
+        own = processor.process(plain, media)
+        try:
+            found = processor.process(messages, media)
+        except RequestError:
+            assert may_refuse, f"message {index} was refused: {parts!r}"
+            refused += 1
+            continue
+        told = f"message {index}: {parts!r}"
+        left, right = (ids[np.isin(ids, protected)] for ids in (found.input_ids, own.input_ids))
+        assert np.array_equal(left, right), f"{told} became a token of the model"
+        assert len(found.mm_items) == len(media), f"{told} became a place for a medium"
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = np.asarray(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        if not media and np.array_equal(ids[np.isin(ids, protected)], right):
+            assert np.array_equal(found.input_ids, ids), f"{told} got other ids than the tokenizer's own"
+    return refused
+
+
+def _messages(texts: Sequence[str], with_image: bool) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    if with_image:
+        content.insert(len(content) // 2, {"type": "image"})
+    return [{"role": "user", "content": content}]

@@ -1,0 +1,26 @@
+from .frames import FrameRule, frame_budget, retained_video_tokens, sample_frames
+from .normalizing import normalisation_table, normalise_patches
+from .patches import check_patches, grid_rows, patchify, patchify_frames
+from .resizing import MAX_ASPECT_RATIO, ResizeRule, resize, smart_resize
+from .tiling import best_resolution, contained_size, cut_tiles, letterbox
+
+__all__ = [
+    "MAX_ASPECT_RATIO",
+    "FrameRule",
+    "ResizeRule",
+    "best_resolution",
+    "check_patches",
+    "contained_size",
+    "cut_tiles",
+    "frame_budget",
+    "grid_rows",
+    "letterbox",
+    "normalisation_table",
+    "normalise_patches",
+    "patchify",
+    "patchify_frames",
+    "resize",
+    "retained_video_tokens",
+    "sample_frames",
+    "smart_resize",
+]

@@ -1,0 +1,151 @@
+"""Images and video frames cut into patches in merge order, and the rows that a patch grid stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mm_plugin.errors import SizeError
+from mm_plugin.transforms.resizing import ResizeRule, interpolator, resize
+
+
+def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndarray:
+    """Cut a picture into square patches, those that are merged into one token next to one another.
+
+    Args:
+        pixels: [height, width, 3] uint8; both sides multiples of patch_size * merge_size.
+        patch_size: pixels along a side of a patch.
+        merge_size: patches along a side of a merged token.
+
+    Shape:
+        returns [n_patches, 3, patch_size * patch_size] uint8; patches in the order merged row, merged column, row, column.
+
+    Raises:
+        SizeError: a side is no multiple.
+    """
+    height, width = pixels.shape[:2]
+    block = patch_size * merge_size
+    if height % block or width % block:
+        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+    cut = pixels.reshape(
+        height // block, merge_size, patch_size, width // block, merge_size, patch_size, 3
+    )  # [rows, m, p, columns, m, p, 3]
+    n_patches = (height // patch_size) * (width // patch_size)
+    return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(n_patches, 3, patch_size * patch_size)
+
+
+def patchify_frames(
+    frames: Iterable[np.ndarray],
+    count: int,
+    height: int,
+    width: int,
+    *,
+    patch_size: int,
+    merge_size: int,
+    temporal_patch_size: int,
+    rule: ResizeRule = "torch",
+) -> np.ndarray:
+    """Resize the frames of a clip and cut them into patches of several frames each, one frame in memory at a time.
+
+    The last frame is repeated where the clip has no multiple of `temporal_patch_size`.
+
+    Args:
+        frames: `count` pictures [height, width, 3] uint8, of any one size.
+        count: frames.
+        height: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        width: to which they are resized, pixels; a multiple of patch_size * merge_size.
+        patch_size: pixels along a side of a patch.
+        merge_size: patches along a side of a merged token.
+        temporal_patch_size: frames in a patch.
+        rule: by which frames are resized.
+
+    Shape:
+        returns [n_patches, 3, temporal_patch_size * patch_size * patch_size] uint8, nested channel, frame, pixel; patches in the
+        order time, merged row, merged column, row, column.
+
+    Raises:
+        SizeError: there are not `count` frames, or a side is no multiple.
+    """
+    block, steps = patch_size * merge_size, -(-count // temporal_patch_size)
+    if height % block or width % block:
+        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+    down, across = height // block, width // block
+    out = np.empty(
+        (steps, down, across, merge_size, merge_size, 3, temporal_patch_size, patch_size, patch_size), dtype=np.uint8
+    )
+    done = 0
+    last: np.ndarray | None = None
+    cut = np.empty(0, dtype=np.uint8)
+    for frame in frames:
+        if done == count:
+            raise SizeError(f"more frames than the {count} that were promised")
+        if frame is not last:
+            # Channel after channel first: the pixels of a patch's row then lie together, and are copied once, to their place.
+            planar = _planar(frame, height, width, rule)
+            cut = planar.reshape(3, down, merge_size, patch_size, across, merge_size, patch_size)
+            cut, last = cut.transpose(1, 4, 2, 5, 0, 3, 6), frame
+        out[done // temporal_patch_size, :, :, :, :, :, done % temporal_patch_size] = cut
+        done += 1
+    if done < count or last is None:
+        raise SizeError(f"{done} frames, {count} were promised")
+    for place in range(done, steps * temporal_patch_size):
+        out[place // temporal_patch_size, :, :, :, :, :, place % temporal_patch_size] = cut
+    return out.reshape(-1, 3, temporal_patch_size * patch_size**2)
+
+
+def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np.ndarray:
+    """A resized picture as [3, height, width]."""
+    if rule == "torch" and pixels.shape[:2] != (height, width):
+        planar: np.ndarray = interpolator(pixels)((height, width)).contiguous().numpy()
+        return planar
+    return np.ascontiguousarray(resize(pixels, height, width, rule=rule).transpose(2, 0, 1))
+
+
+def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> int:
+    """How many merged tokens a grid of patches stands for, if it is one.
+
+    Args:
+        grid: what should be [1, 3] int64: frames or temporal patches, rows and columns, in patches.
+        name: of the field, for messages.
+        merge_size: patches along a side of a merged token.
+        still: whether it is a picture's, which has one frame.
+
+    Raises:
+        SizeError: another shape, no area, or no whole merged tokens.
+    """
+    if grid.shape != (1, 3) or grid.dtype != np.int64:
+        raise SizeError(f"{name} must be [1, 3] whole numbers, got {list(grid.shape)} {grid.dtype}")
+    frames, rows, columns = grid[0].tolist()
+    if min(frames, rows, columns) < 1 or (still and frames != 1) or rows % merge_size or columns % merge_size:
+        kind = "image" if still else "video"
+        raise SizeError(
+            f"{name} {frames} x {rows} x {columns} is no {kind} of whole {merge_size} x {merge_size} blocks"
+        )
+    return int(frames * rows * columns // merge_size**2)
+
+
+def check_patches(
+    feature: Any, grid: np.ndarray, *, name: str, patch_size: int, temporal_patch_size: int, still: bool
+) -> None:
+    """Refuse a feature that is not the patches of a grid.
+
+    Args:
+        feature: numpy or torch; what should be [n_patches, 3 * temporal_patch_size * patch_area] floating point, or compact:
+            [n_patches, 3, patch_area] uint8 of a picture, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a clip.
+        grid: [1, 3] int64, in patches.
+        name: of the feature, for messages.
+        patch_size: pixels along a side of a patch.
+        temporal_patch_size: frames in a patch.
+        still: whether it is a picture's.
+
+    Raises:
+        SizeError: another shape or dtype.
+    """
+    n_patches, area, dtype = int(grid.prod()), patch_size**2, str(feature.dtype)
+    compact = dtype.endswith("uint8")
+    frames = 1 if compact and still else temporal_patch_size
+    shape = (n_patches, 3, frames * area) if compact else (n_patches, 3 * frames * area)
+    if tuple(feature.shape) != shape or not (compact or "float" in dtype):
+        raise SizeError(f"{name} are {list(feature.shape)} {dtype}, the grid stands for {list(shape)}")
