@@ -17,10 +17,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_smart_resize
 
 from mm_plugin import transforms
-from mm_plugin.transforms import patches, resizing
 from mm_plugin.errors import SizeError
 from mm_plugin.media import normalise_image, open_image
 from mm_plugin.settings import Settings
+from mm_plugin.transforms import patches, resizing
 
 DATA = Path(__file__).parent / "data"
 RESIZE: dict[str, Any] = json.loads((DATA / "smart_resize.json").read_text())
