@@ -10,14 +10,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from snapshot.cases import Kit, cases, wheel_videos
 from snapshot.framework import MAKERS, MMPluginError, corpus, discover, probe, settings
-from snapshot.records import ASPECTS, attempt, differences, folded, of_output, of_prepared, refusal, unfolded
+from snapshot.records import (
+    ASPECTS,
+    attempt,
+    differences,
+    folded,
+    of_output,
+    of_prepared,
+    plain,
+    refusal,
+    short,
+    unfolded,
+)
 from snapshot.variants import VARIANTS, Variant
 
 _CORPUS = "corpus/"
+FOURIER = "Fourier transform"
 FILE = Path(__file__).with_name("snapshot.json")
 # What decodes, resizes and tokenizes: another version of any of these may give other bytes.
 PACKAGES = ("av", "blake3", "numpy", "pillow", "tokenizers", "torch", "transformers")
@@ -26,7 +39,29 @@ PACKAGES = ("av", "blake3", "numpy", "pillow", "tokenizers", "torch", "transform
 def environment() -> dict[str, str]:
     """Versions on which the bytes depend."""
     versions = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
-    return versions | {"machine": platform.machine()}
+    return versions | {"machine": platform.machine(), FOURIER: _spectrum()}
+
+
+def unlike(name: str, recorded: Mapping[str, str]) -> list[str]:
+    """What differs between here and where `snapshot.json` was written, of what a variant's bytes depend on.
+
+    The Fourier transform behind the spectrograms of audio gives other last bits on CPUs with other vector instructions, and with
+    them another answer to whether a model's audio can be prepared item by item. Images and videos do not depend on that.
+    """
+    here, audio = environment(), "audio" in VARIANTS[name].slots
+    return [
+        f"{key} is {here.get(key)} here and was {value}"
+        for key, value in recorded.items()
+        if here.get(key) != value and (audio or key != FOURIER)
+    ]
+
+
+def _spectrum() -> str:
+    """A digest of the Fourier transforms of a fixed signal, alone and in a batch."""
+    signal = (torch.arange(2 * 64_000) * 7919 % 2003).reshape(2, -1).to(torch.float32) / 1001.5 - 1
+    window = torch.hann_window(400)
+    found = [torch.stft(part, 400, 160, window=window, return_complex=True).abs() for part in (signal, signal[0])]
+    return short(plain(found))
 
 
 def compute(name: str, *, part: bool) -> dict[str, str]:
