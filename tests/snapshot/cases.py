@@ -502,16 +502,13 @@ def _qwen(kit: Kit) -> Iterator[Case]:
                 **{f"{kind}s": [given["values"], kit.media[kind][0], given["rows with an identity"]]},
             ),
         )  # fmt: skip
+        named = [
+            PrecomputedRows(rows + more, {grid_name: grid} | rest, identity=(b"named " + kind.encode()).ljust(32, b"."))
+            for more in (0, 1)
+        ]
         yield (
-            f"prepared {kind}/rows with an identity, other rows",
-            lambda kind=kind, grid_name=grid_name, grid=grid, rest=rest, rows=rows: kit.process(
-                kind,
-                **{
-                    f"{kind}s": [
-                        PrecomputedRows(rows + 1, {grid_name: grid} | rest, identity=kind.encode().ljust(32, b"i"))
-                    ]
-                },
-            ),
+            f"prepared {kind}/one identity for two",
+            lambda kind=kind, named=named: [kit.process(kind, **{f"{kind}s": [value]}) for value in named],
         )
         yield (
             f"prepared {kind}/expanded",
