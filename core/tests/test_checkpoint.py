@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -290,12 +291,44 @@ def test_the_fingerprint_changes_with_config_and_weights(folder: Path) -> None:
     save_file(TENSORS, folder / "model.safetensors")
     first = Checkpoint.open(folder).fingerprint()
     assert Checkpoint.open(folder).fingerprint() == first
-    os.utime(folder / "model.safetensors", ns=(1, 1))
-    second = Checkpoint.open(folder).fingerprint()
     write(folder, "config.json", {"architectures": ["B"]})
-    third = Checkpoint.open(folder).fingerprint()
-    save_file({"lm_head": torch.zeros(7)}, folder / "more.safetensors")
-    assert len({first, second, third, Checkpoint.open(folder).fingerprint()}) == 4
+    second = Checkpoint.open(folder).fingerprint()
+    save_file({"lm_head_2": torch.zeros(7)}, folder / "more.safetensors")
+    assert len({first, second, Checkpoint.open(folder).fingerprint()}) == 3
+
+
+def test_copies_in_other_folders_with_other_times_and_shards_have_one_fingerprint(folder: Path, tmp_path: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    first = Checkpoint.open(folder).fingerprint()
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(folder, copy)
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    assert Checkpoint.open(copy).fingerprint() == first
+    (copy / "model.safetensors").unlink()
+    for name, tensor in TENSORS.items():
+        save_file({name: tensor}, copy / f"{name}.safetensors", metadata={"written": "by a test"})
+    assert Checkpoint.open(copy).fingerprint() == first
+
+
+@pytest.mark.parametrize("name", sorted(TENSORS))
+def test_one_changed_tensor_changes_the_fingerprint_at_equal_size_and_time(folder: Path, name: str) -> None:
+    found = set()
+    for change in (0, 1):
+        save_file({**TENSORS, name: TENSORS[name] + change}, folder / "new.safetensors")
+        (folder / "new.safetensors").replace(folder / "model.safetensors")
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+        found.add(Checkpoint.open(folder).fingerprint())
+        found.add(Checkpoint.open(folder).fingerprint([other for other in TENSORS if other != name]))
+    assert len(found) == 3  # what is left out does not count
+
+
+def test_a_checkpoint_knows_which_tensors_were_read_through_it(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.tensors_read == frozenset()
+    checkpoint.tensors(["visual."])
+    assert checkpoint.tensors_read == {name for name in TENSORS if name.startswith("visual.")}
+    assert checkpoint.view().tensors_read == frozenset()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_plugin.errors import UsageError
-from mm_plugin.identity import digest, frame
+from mm_plugin.identity import FORMAT_VERSION, digest, feature_digest, frame
 from mm_plugin.structs import Modality
 
 # What a processor needs from a hub; the weights are fetched when tensors are asked for.
@@ -21,6 +21,8 @@ _FILES = {
     Modality.VIDEO: ("video_preprocessor_config.json", "preprocessor_config.json"),
     Modality.AUDIO: ("preprocessor_config.json",),
 }
+# Digests of tensors by (file, size, time, inode, name): hashing gigabytes again would tell nothing new.
+_TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
 
 class Checkpoint:
@@ -41,6 +43,7 @@ class Checkpoint:
         self.folder, self.config, self._source = folder, config, source
         self._open_tokenizer = _auto_tokenizer if open_tokenizer is None else open_tokenizer
         self._tokenizer: Any = None
+        self._read: set[str] = set()
 
     @classmethod
     def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
@@ -116,14 +119,58 @@ class Checkpoint:
                 ) from error
         return self._tokenizer
 
-    def fingerprint(self) -> str:
-        """Tells one encoder from another without reading weights: config, settings, and name, size and time of each file."""
-        stats = [(file.name, file.stat()) for file in sorted(self.folder.glob("*.safetensors"))]
-        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    def fingerprint(self, tensors: Iterable[str] | None = None) -> str:
+        """Tells one encoder from another by content: two copies of a checkpoint have one fingerprint, wherever they lie.
+
+        It is made of config.json, the preprocessor settings, the names of all tensors, and the content of those that an
+        encoder reads. A tensor is hashed once per process as long as its file keeps size and time.
+
+        Args:
+            tensors: whole names of the tensors whose content counts, such as `tensors_read`; all of them where None.
+
+        Returns:
+            64 hexadecimal digits.
+
+        Raises:
+            UsageError: there is no such tensor, or a file cannot be read.
+        """
         # An encoder may normalise by what these say.
         names = sorted({"processor_config.json", *(name for group in _FILES.values() for name in group)})
-        settings = [(self.folder / name).read_bytes() if (self.folder / name).is_file() else None for name in names]
-        return digest(frame([json.dumps(self.config, sort_keys=True), settings, files])).hex()[:32]
+        settings = {name: digest((self.folder / name).read_bytes()) for name in names if (self.folder / name).is_file()}
+        files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}
+        content = self._tensor_digests(sorted(files) if tensors is None else sorted(set(tensors)))
+        parts = ["mm-plugin/checkpoint", FORMAT_VERSION, dict(self.config), settings, sorted(files), content]
+        return digest(frame(parts)).hex()
+
+    def _tensor_digests(self, names: Iterable[str]) -> dict[str, bytes]:
+        """`feature_digest` of tensors by name; one of them is in memory at a time."""
+        from safetensors import SafetensorError, safe_open
+
+        found: dict[str, bytes] = {}
+        for file, inside in self._by_file(names).items():
+            try:
+                stat = file.stat()
+                place = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+                missing = [name for name in inside if (*place, name) not in _TENSOR_DIGESTS]
+                if missing:
+                    with safe_open(file, framework="pt") as opened:
+                        for name in missing:
+                            _TENSOR_DIGESTS[*place, name] = feature_digest(opened.get_tensor(name))
+            except (SafetensorError, OSError) as error:
+                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
+            found |= {name: _TENSOR_DIGESTS[*place, name] for name in inside}
+        return found
+
+    @property
+    def tensors_read(self) -> frozenset[str]:
+        """Whole names of the tensors that were read through this object."""
+        return frozenset(self._read)
+
+    def view(self) -> Checkpoint:
+        """The same checkpoint as an object of its own, of which no tensor has been read."""
+        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer)
+        view._tokenizer = self._tokenizer
+        return view
 
     def tensor_names(self) -> dict[str, Path]:
         """Every tensor in the checkpoint, and the file that holds it.
@@ -194,14 +241,8 @@ class Checkpoint:
         """
         from safetensors import SafetensorError, safe_open
 
-        files = self.tensor_names()
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            if name not in files:
-                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
-            by_file.setdefault(files[name], []).append(name)
         found: dict[str, Any] = {}
-        for file, inside in by_file.items():
+        for file, inside in self._by_file(names).items():
             try:
                 with safe_open(file, framework="pt", device=str(device)) as opened:
                     for name in inside:
@@ -209,7 +250,18 @@ class Checkpoint:
                         found[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
             except (SafetensorError, OSError) as error:
                 raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
+        self._read.update(found)
         return found
+
+    def _by_file(self, names: Iterable[str]) -> dict[Path, list[str]]:
+        names = list(names)
+        files = self.tensor_names() if names else {}
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            if name not in files:
+                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
+            by_file.setdefault(files[name], []).append(name)
+        return by_file
 
     def _weights_folder(self) -> Path:
         if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():

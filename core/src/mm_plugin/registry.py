@@ -702,8 +702,10 @@ class Registry:
         cls = self._load_class(found, spec, "encoder", Encoder)
         with _blaming(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
             encoder: Encoder = cls.load(opened, device, dtype)
+            # An encoder that reads its weights by other means is told apart by all of the checkpoint's.
+            weights = opened.fingerprint(opened.tensors_read or None)
             encoder.bind(
-                version=f"{spec.name}:{spec.output_version}:{opened.fingerprint()}",
+                version=f"{spec.name}:{spec.output_version}:{weights}",
                 device=device,
                 blame=found.blame,
                 observers=self.observers,
@@ -736,7 +738,7 @@ class Registry:
         from mm_plugin.checkpoint import Checkpoint
 
         self._check_open()
-        opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+        opened = checkpoint.view() if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         plugin, spec = self._resolve(opened.config, architecture, chosen, fallback)
         if spec.specialise is not None:
             spec, opened = self._specialise(plugin, spec, opened)

@@ -4,9 +4,12 @@ The frame of a value is a one-byte tag, then what the tag says, every variable p
 
     N none | T true | F false | i int: sign byte, length, magnitude big-endian | f float: 8 bytes IEEE 754 big-endian
     s str: length, UTF-8 | b bytes: length, bytes | l list or tuple: count, frames | d mapping: count, (frame of key,
-    frame of value) sorted by the key's frame | e enum member: frame of [class name, name, value] | m msgspec struct:
-    frame of [class name, fields as a mapping], class names with their modules | a array or tensor: its `feature_digest`,
-    32 bytes | p PIL image: frame of [mode, width, height, palette as RGBA bytes or None, transparency, BLAKE3 of its bytes]
+    frame of value) sorted by the key's frame | e enum member: frame of [name, value] | m msgspec struct: frame of [tag or
+    None, fields as a mapping] | a array or tensor: its `feature_digest`, 32 bytes | p PIL image: frame of [mode, width,
+    height, palette as RGBA bytes or None, transparency, BLAKE3 of its bytes]
+
+No frame holds the name of a class or of a module, so moving or renaming one changes no digest. Where a value may be one of
+several structs, their msgspec tags tell them apart.
 
 `FORMAT_VERSION` is part of every digest below and rises when any of this changes.
 """
@@ -78,7 +81,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
     elif isinstance(value, enum.Enum):
         # Before int and str: members of IntEnum are both.
         out.append(b"e")
-        _frame([_type_name(value), value.name, value.value], out)
+        _frame([value.name, value.value], out)
     elif isinstance(value, int):
         magnitude = abs(value)
         data = magnitude.to_bytes((magnitude.bit_length() + 7) // 8, "big")
@@ -104,7 +107,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
             out.append(key + part)
     elif isinstance(value, msgspec.Struct):
         out.append(b"m")
-        _frame([_type_name(value), msgspec.structs.asdict(value)], out)
+        _frame([value.__struct_config__.tag, msgspec.structs.asdict(value)], out)
     elif _is_array(value):
         out.append(b"a" + feature_digest(value))
     elif _is_picture(value):
@@ -112,15 +115,14 @@ def _frame(value: Any, out: list[bytes]) -> None:
         palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
         transparency = value.info.get("transparency")
         if not isinstance(transparency, int | bytes | tuple | None):
-            transparency = repr(transparency)
+            raise UsageError(
+                f"transparency of a PIL image must be an int, bytes or a tuple, got {type(transparency).__name__}",
+                argument="value",
+            )
         palette_bytes = None if palette is None else bytes(palette)
         _frame([value.mode, value.width, value.height, palette_bytes, transparency, digest(value.tobytes())], out)
     else:
         raise UsageError(f"a value of type {type(value).__name__} has no identity", argument="value")
-
-
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _is_array(value: Any) -> bool:
@@ -391,7 +393,7 @@ def source_key(
     model: bytes = b"",
     salt: str | bytes | None = None,
 ) -> bytes:
-    """What makes a repeated medium free: the key of the preprocess cache.
+    """The key of the preprocess cache: equal keys mean that equal media input was prepared in the same way.
 
     Args:
         spec_name: the model spec's name.

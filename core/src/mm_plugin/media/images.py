@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from mm_plugin.errors import LimitError, MediaError, MMPluginError
+from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity import digest, feature_digest, frame
 from mm_plugin.media.inner import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
@@ -86,7 +86,10 @@ class ImageSource:
             return digest(frame(["pixels", feature_digest(self._value)]))
         with _decoding(self.path, self._settings):
             image = self._open()
-            return digest(frame(["pil", image, self._turn(image)]))
+            try:
+                return digest(frame(["pil", image, self._turn(image)]))
+            except UsageError as error:
+                raise MediaError(f"{self.path}: {error.message}", path=self.path, reason="mode") from error
 
     def probe(self) -> Size:
         """The size after orientation, from the header.
