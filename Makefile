@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-slow check format bench tables wheels clean
+.PHONY: setup demo test test-slow check format bench tables snapshot wheels clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ bench: $(STAMP)
 
 tables: $(STAMP)
 	$(BIN)/python -m mm_plugin_transformers_auto.table docs/fallback-models.md
+
+# Writes anew what tests/test_snapshot.py compares with, where a change of output is meant.
+snapshot: $(STAMP)
+	$(BIN)/python tests/make_snapshot.py
 
 wheels: $(STAMP)
 	$(BIN)/python tests/check_wheels.py
