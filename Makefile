@@ -21,7 +21,7 @@ $(STAMP): Makefile requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/mm-plugin demo --model qwen2_vl --picture out/demo.png
+	$(BIN)/mm-plugin demo --model qwen2_vl --out out/demo.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

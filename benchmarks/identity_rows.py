@@ -1,4 +1,4 @@
-"""Rows over bytes: what a repeated picture costs, and what an identity costs."""
+"""Rows over bytes: what a repeated image costs, and what an identity costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import picture
+from benchmarks.pixel_rows import image
 from mm_plugin import Registry
 from mm_plugin.identity import feature_digest
 from mm_plugin.media import open_image
@@ -30,7 +30,7 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
 
 def _repeated(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     buffer = io.BytesIO()
-    Image.fromarray(picture(2048, 2048)).save(buffer, "JPEG", quality=90)
+    Image.fromarray(image(2048, 2048)).save(buffer, "JPEG", quality=90)
     data = buffer.getvalue()
     processor = registry.load_processor(checkpoint)
     first = processor.process(PROMPT, images=[data])

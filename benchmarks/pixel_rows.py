@@ -20,13 +20,13 @@ STD = np.array([0.26862954, 0.26130258, 0.27577711])
 FULL, MEGAPIXEL = 12_845_056, 1_003_520
 
 
-def picture(height: int, width: int) -> np.ndarray:
-    """A smooth picture with a little noise, [height, width, 3] uint8: compresses and resizes as a photograph does."""
+def img(height: int, width: int) -> np.ndarray:
+    """A smooth image with a little noise, [height, width, 3] uint8: compresses and resizes as an image does."""
     random = np.random.default_rng(height * width)
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     waves = [np.sin(y / (37 + 20 * c)) + np.cos(x / (53 - 10 * c)) for c in range(3)]
     levels = 127 + 50 * np.stack(waves, axis=-1) + random.normal(0, 4, (height, width, 1)).astype(np.float32)
-    return levels.clip(0, 255).astype(np.uint8)
+    return levels.video(0, 255).astype(np.uint8)
 
 
 def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
@@ -35,12 +35,12 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     def load(**options: Any) -> ModelProcessor:
         return registry.load_processor(checkpoint, **options)
 
-    image = Image.fromarray(picture(1024, 1024))
+    image = Image.fromarray(img(1024, 1024))
     small = "Qwen2-VL pixels, 1,024 x 1,024"
     yield _row(f"{small}, torch, compact", image, load(), 0.25)
     yield _row(f"{small}, torch, float32", image, load(feature_format="float32"), 0.35)
     yield _row(f"{small}, pillow, float32", image, load(resize="pillow", feature_format="float32"), 0.6)
-    image = Image.fromarray(picture(3024, 4032))
+    image = Image.fromarray(img(3024, 4032))
     large = "Qwen2-VL pixels, 4,032 x 3,024"
     yield _row(f"{large} to 1 megapixel, torch, compact", image, load(max_pixels=MEGAPIXEL), 0.25)
     yield _row(f"{large} at native size, compact", image, load(), 0.12)
@@ -51,9 +51,9 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
     reference = Qwen2VLImageProcessorPil(size={"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels})
 
     def ours() -> tuple[Any, Any]:
-        medium = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*medium.pixels.shape[:2]), options, None)
-        return processor.prepare(medium, layout, options), layout["image_grid_thw"]
+        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, None)
+        return processor.prepare(media_input, layout, options), layout["image_grid_thw"]
 
     grid = ours()[1][0].tolist()
     height, width = grid[1] * 14, grid[2] * 14
@@ -96,7 +96,7 @@ class _Floor:
             scale = np.float32(255)
             mean, std = MEAN[:, None].astype(np.float32), STD[:, None].astype(np.float32)
             self._table = (levels.astype(np.float32) - mean * scale) / (std * scale)
-        # Two neighbouring levels are looked up at once, as one 16-bit number: half the look-ups, 8 bytes each.
+        # Two neighboring levels are looked up at once, as one 16-bit number: half the look-ups, 8 bytes each.
         pairs = np.arange(1 << 16)
         self._pairs = np.stack([self._table[:, pairs & 255], self._table[:, pairs >> 8]], axis=-1).view(np.complex64)
 

@@ -12,7 +12,7 @@ from transformers import ProcessorMixin, Qwen2_5_VLModel, Qwen2VLModel
 
 from benchmarks.harness import Bar, Row
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin.positions import mrope_positions
 from mm_plugin.scheduler import pad_token_pairs
 from mm_plugin_qwen2vl.positions import positions
@@ -118,7 +118,7 @@ def _marks(config: Any, ids: np.ndarray, items: list[MultimodalDataItem]) -> Row
 
     return Row(
         "modality marks of the same prompt",
-        lambda: mark_modalities(items, SEQ),
+        lambda: token_modalities_of(items, SEQ),
         check,
         Bar(2, "floor"),
         ("transformers token types", lambda: ProcessorMixin.create_mm_token_type_ids(names, listed)),

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import picture
+from benchmarks.pixel_rows import img
 from mm_plugin import Modality, ModelProcessor, Registry, Size
 from mm_plugin.media import open_image
 
@@ -26,7 +26,7 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
         return registry.load_processor(checkpoint, **options)
 
     for size, name in (((1024, 1024), "1,024 x 1,024"), ((3024, 4032), "4,032 x 3,024")):
-        image = Image.fromarray(picture(*size))
+        image = Image.fromarray(img(*size))
         work = f"DeepSeek-VL2 tiles, {name}"
         yield _row(f"{work}, pillow, compact", image, load(), 1.0)
         yield _row(f"{work}, pillow, float32", image, load(feature_format="float32"), 1.0)
@@ -37,9 +37,9 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
     options = processor.options
 
     def ours() -> tuple[np.ndarray, np.ndarray]:
-        medium = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*medium.pixels.shape[:2]), options, True)
-        return processor.prepare(medium, layout, options), layout["images_spatial_crop"][0]
+        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, True)
+        return processor.prepare(media_input, layout, options), layout["images_spatial_crop"][0]
 
     columns, rows = ours()[1].tolist()
     pillow, compact = options.resize == "pillow", options.feature_format == "compact"
@@ -64,7 +64,7 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
 
 
 def _reference(image: Image.Image, columns: int, rows: int) -> torch.Tensor:
-    """Pillow pads and crops; each tile becomes a float tensor, normalised as torchvision does it, and all are stacked."""
+    """Pillow pads and crops; each tile becomes a float tensor, normalized as torchvision does it, and all are stacked."""
     views = [ImageOps.pad(image, (SIDE, SIDE), color=GRAY)]
     view = ImageOps.pad(image, (columns * SIDE, rows * SIDE), color=GRAY)
     for top in range(0, rows * SIDE, SIDE):

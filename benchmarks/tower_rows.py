@@ -15,15 +15,15 @@ import mm_plugin_qwen25vl.testing as qwen25vl
 from benchmarks.harness import Bar, Row
 from mm_plugin import Modality, MultimodalDataItem, Registry
 
-# Patches high and wide; a clip's temporal patches too.
-PICTURES = [(32, 32), (24, 44), (16, 16), (16, 16), (40, 20), (10, 30)]
-CLIP = (6, 18, 24)
+# Patches high and wide; a video's temporal patches too.
+IMAGES = [(32, 32), (24, 44), (16, 16), (16, 16), (40, 20), (10, 30)]
+FOOTAGE = (6, 18, 24)
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)[:, None, None]
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)[:, None, None]
 
 
 def rows(registry: Registry, folder: Path) -> Iterator[Row]:
-    """Six pictures of five sizes, and a clip of twelve frames, in both Qwen towers with four layers of width 320."""
+    """Six images of five sizes, and a video of twelve frames, in both Qwen towers with four layers of width 320."""
     config = qwen2vl.tiny_config(qwen2vl.qwen_tokenizer())
     config.vision_config.depth, config.vision_config.embed_dim, config.vision_config.num_heads = 4, 320, 4
     checkpoint = qwen2vl.make_checkpoint(folder / "qwen2vl", config=config)
@@ -39,9 +39,9 @@ def rows(registry: Registry, folder: Path) -> Iterator[Row]:
 def _pair(registry: Registry, name: str, checkpoint: Path, kind: Any) -> Iterator[Row]:
     encoder = registry.load_encoder(checkpoint)
     tower = kind.from_pretrained(checkpoint, dtype=torch.float32).eval().model.visual
-    grids = [(1, high, wide) for high, wide in PICTURES]
+    grids = [(1, high, wide) for high, wide in IMAGES]
     yield _row(f"{name} tower, 6 pictures of 5 sizes", encoder, tower, Modality.IMAGE, grids)
-    yield _row(f"{name} tower, a clip of 12 frames", encoder, tower, Modality.VIDEO, [CLIP])
+    yield _row(f"{name} tower, a clip of 12 frames", encoder, tower, Modality.VIDEO, [FOOTAGE])
 
 
 def _row(work: str, encoder: Any, tower: Any, modality: Modality, grids: list[tuple[int, int, int]]) -> Row:

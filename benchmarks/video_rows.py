@@ -1,4 +1,4 @@
-"""Rows over clips: frames to compact patches, and a long file of which few frames are looked at."""
+"""Rows over videos: frames to compact patches, and a long file of which few frames are looked at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import picture
+from benchmarks.pixel_rows import image
 from mm_plugin import Modality, Registry, VideoFrames
 from mm_plugin.media import SampledVideo, open_video, whole
 
@@ -21,13 +21,13 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     """Sixteen frames of 720p, and a minute of video from which eight frames are taken."""
     processor = registry.load_processor(checkpoint)
     yield _frames(processor)
-    yield _long_clip(processor)
+    yield _long_video(processor)
 
 
-def _patches(pictures: torch.Tensor, grid: np.ndarray) -> torch.Tensor:
+def _patches(images: torch.Tensor, grid: np.ndarray) -> torch.Tensor:
     """Resized and cut by plain torch, all frames at once: [n, 3, height, width] uint8 -> [n_patches, 3, 392]."""
     _, high, wide = grid[0].tolist()
-    out = torch.nn.functional.interpolate(pictures, (high * 14, wide * 14), mode="bicubic", antialias=True)
+    out = torch.nn.functional.interpolate(images, (high * 14, wide * 14), mode="bicubic", antialias=True)
     cut = out.reshape(len(out) // 2, 2, 3, high // 2, 2, 14, wide // 2, 2, 14)
     return cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3, 392)
 
@@ -37,16 +37,16 @@ def _check(ours: Any, reference: Any, _floor: Any) -> None:
 
 
 def _frames(processor: Any) -> Row:
-    frames = np.stack([np.roll(picture(720, 1280), 16 * n, axis=1) for n in range(16)])
-    clip = open_video(VideoFrames(frames, fps=2), path="videos[0]", settings=processor.settings)
-    size = clip.probe()
+    frames = np.stack([np.roll(image(720, 1280), 16 * n, axis=1) for n in range(16)])
+    footage = open_video(VideoFrames(frames, fps=2), path="videos[0]", settings=processor.settings)
+    size = footage.probe()
     sampled = whole(size)
     known = SampledVideo(size.height, size.width, sampled.indices, sampled.timestamps, sampled.fps)
     layout = processor.layout(Modality.VIDEO, known, processor.options, None)
     planar = torch.from_numpy(frames).permute(0, 3, 1, 2)  # channels last: the faster way
     return Row(
         "video patches, 16 frames of 720 x 1,280, compact",
-        lambda: processor.prepare(clip.decode(known), layout, processor.options),
+        lambda: processor.prepare(footage.decode(known), layout, processor.options),
         _check,
         Bar(1.5, "reference"),  # which holds every frame and uses every thread
         ("torch, all frames at once", lambda: _patches(planar, layout["video_grid_thw"])),
@@ -54,7 +54,7 @@ def _frames(processor: Any) -> Row:
 
 
 def _minute() -> bytes:
-    file, still = io.BytesIO(), picture(240, 320)
+    file, still = io.BytesIO(), image(240, 320)
     with av.open(file, "w", format="mp4") as container:
         stream: Any = container.add_stream("mpeg4", rate=24)
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = 320, 240, "yuv420p", 24
@@ -64,17 +64,17 @@ def _minute() -> bytes:
     return file.getvalue()
 
 
-def _long_clip(processor: Any) -> Row:
+def _long_video(processor: Any) -> Row:
     data = _minute()
     options = type(processor.options)(num_frames=8)
 
     def ours() -> np.ndarray:
-        clip = open_video(data, path="videos[0]", settings=processor.settings)
-        size = clip.probe()
+        footage = open_video(data, path="videos[0]", settings=processor.settings)
+        size = footage.probe()
         chosen = processor.sample(size, options)
         known = SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps)
         layout = processor.layout(Modality.VIDEO, known, options, None)
-        patches: np.ndarray = processor.prepare(clip.decode(known), layout, options)
+        patches: np.ndarray = processor.prepare(footage.decode(known), layout, options)
         return patches
 
     def reference() -> torch.Tensor:

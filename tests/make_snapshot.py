@@ -1,4 +1,4 @@
-"""Writes tests/snapshot/snapshot.json anew: `python tests/make_snapshot.py`, or `make snapshot`."""
+"""Writes tests/snapshot/snapshot.json again: `python tests/make_snapshot.py`, or `make snapshot`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2VLModel
 import mm_plugin
 from mm_plugin import SampledVideo, Settings, VideoFrames, discover, errors, hookspecs
 from mm_plugin.cli.main import build_parser
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.media import open_video
 from mm_plugin.settings import PREFIX
 from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
@@ -45,11 +45,11 @@ def documented(page: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the examples take as given: a checkpoint, a picture, the model's text embedding."""
+    """What the examples take as given: a checkpoint, an image, the model's text embedding."""
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     return {
         "checkpoint": folder,
-        "image": photographs()[0][1],
+        "image": sample_images()[0][1],
         "embedding": torch.nn.Embedding(320, 64),
     }
 
@@ -119,24 +119,24 @@ def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: py
             states = {record.name: record.state for record in registry.plugins}
             assert registry.resolve({"architectures": ["TinyVLForConditionalGeneration"]}).name == "tiny_vl"
         assert states["tiny_vl"] == "available"
-        try_clips(importlib.import_module("tiny_vl.clips").Clips())
+        try_videos(importlib.import_module("tiny_vl.clips").Videos())
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
             del sys.modules[module]
 
 
-def try_clips(clips: Any) -> None:
-    """What the page says of clips, on one of nine frames at three a second."""
+def try_videos(videos: Any) -> None:
+    """What the page says of videos, on one of nine frames at three a second."""
     source = open_video(VideoFrames(np.zeros((9, 30, 40, 3), np.uint8), fps=3), path="videos[0]", settings=Settings())
-    chosen = clips.sample(source.probe(), None)
+    chosen = videos.sample(source.probe(), None)
     assert chosen.indices.tolist() == [0, 2, 3, 5, 6, 8]
     assert chosen.fps == 2
     size = SampledVideo(30, 40, chosen.indices, chosen.timestamps, chosen.fps)
-    patches = clips.prepare(source.decode(size), {"height": 28, "width": 56}, None)
+    patches = videos.prepare(source.decode(size), {"height": 28, "width": 56}, None)
     assert patches.shape == (3 * 2 * 4, 3, 2 * 14 * 14)
 
 
-def test_the_page_on_positions_behind_a_clip_tells_what_both_rules_give(tmp_path: Path) -> None:
+def test_the_page_on_positions_behind_a_video_tells_what_both_rules_give(tmp_path: Path) -> None:
     page = ROOT / "docs" / "video-positions.md"
     names: dict[str, Any] = {}
     for source in blocks(page, "python"):
@@ -280,9 +280,9 @@ def test_every_room_is_in_the_table_of_the_architecture() -> None:
     assert rooms - {"__init__"} <= listed
 
 
-def test_bundled_photographs_are_small_and_say_whose_they_are() -> None:
+def test_bundled_images_are_small_and_say_whose_they_are() -> None:
     folder = ROOT / "core/src/mm_plugin/data"
     told = (folder / "README.md").read_text(encoding="utf-8")
-    for name, data in photographs():
+    for name, data in sample_images():
         assert name in told
         assert len(data) < 1_000_000

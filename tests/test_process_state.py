@@ -46,25 +46,25 @@ before = state()
 CHANGE
 import mm_plugin, mm_plugin.cli
 from mm_plugin.testing import embed_in_chunks, corpus
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 with mm_plugin.discover() as registry:
     processor, encoder = registry.load_processor(folder), registry.load_encoder(folder)
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
-    output = processor.process(slot * 2, [data for _, data in photographs()])
+    output = processor.process(slot * 2, [data for _, data in sample_images()])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 64)), encoder, size=50)
     fallback, tower = registry.load_processor(other), registry.load_encoder(other)
-    output = fallback.process("<image> <image>", [data for _, data in photographs()])
+    output = fallback.process("<image> <image>", [data for _, data in sample_images()])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 32)), tower, size=50)
     processor, encoder = registry.load_processor(tiled), registry.load_encoder(tiled)
-    output = processor.process("<image>", [photographs()[0][1]])
+    output = processor.process("<image>", [sample_images()[0][1]])
     embed_in_chunks(output, torch.nn.Embedding.from_pretrained(torch.ones(320, 24)), encoder, size=500)
     try:
         processor.process("<image>", [b"broken"])
     except mm_plugin.MediaError:
         pass
-for specimen in [*corpus.images(), *corpus.clips(), *corpus.sounds()]:
+for entry in [*corpus.images(), *corpus.videos(), *corpus.audios()]:
     try:
-        corpus.check(specimen)
+        corpus.check(entry)
     except AssertionError:
         pass
 after = state()

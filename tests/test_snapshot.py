@@ -1,6 +1,6 @@
 """What the framework produces is, byte for byte, what it produced when tests/snapshot/snapshot.json was written.
 
-Where a change of output is meant, write that file anew and look at what moved:
+Where a change of output is meant, write that file again and look at what moved:
 
     python tests/make_snapshot.py
     git diff --stat tests/snapshot/snapshot.json

@@ -271,7 +271,7 @@ def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[.
             executor=executor,
             cache=cache or ComputeCache(MemoryStore(1 << 24)),
             observers=Observers([events.append]),
-            blame={"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"},
+            owner={"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"},
             bindings=bindings,
         )
         checkpoint = SimpleNamespace(
@@ -287,13 +287,13 @@ def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[.
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The path of every medium that is decoded while the test runs."""
-    from mm_plugin.media import ImageSource, Medium
+    """The path of every media input that is decoded while the test runs."""
+    from mm_plugin.media import DecodedMedia, ImageSource
 
     seen: list[str] = []
     original = ImageSource.decode
 
-    def decode(self: ImageSource, **arguments: Any) -> Medium:
+    def decode(self: ImageSource, **arguments: Any) -> DecodedMedia:
         seen.append(self.path)
         return original(self, **arguments)
 

@@ -39,11 +39,11 @@ from mm_plugin.identity import (
     item_identity,
     source_key,
 )
-from mm_plugin.inputs import PrecomputedRows
+from mm_plugin.inputs import PrecomputedEmbeddings
 from mm_plugin.items import Modality
-from mm_plugin.media import AudioSamples, Medium, VideoFrames, open_audio, open_image, open_video
+from mm_plugin.media import AudioSamples, DecodedMedia, VideoFrames, open_audio, open_image, open_video
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesPrepared
+from mm_plugin.processor import AcceptsPrecomputed, BaseOptions, ModelProcessor, OptionScope
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -335,12 +335,12 @@ def test_the_source_of_a_pil_image_is_its_frame_and_its_orientation(orientation:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_source_of_frames_is_their_content_times_rate_and_whether_they_were_sampled(sampled: bool) -> None:
-    clip = np.stack([PIXELS, PIXELS + 1])
-    made = VideoFrames(clip, fps=RATE, sampled=sampled)
-    expected = hashed("frames", slow_feature(clip), array(TIMES), {"float": RATE.hex()}, sampled)
+    video = np.stack([PIXELS, PIXELS + 1])
+    made = VideoFrames(video, fps=RATE, sampled=sampled)
+    expected = hashed("frames", slow_feature(video), array(TIMES), {"float": RATE.hex()}, sampled)
     assert opened(open_video, made) == expected
-    images = VideoFrames([Image.fromarray(frame) for frame in clip], fps=RATE, sampled=sampled)
-    each = [as_bytes(opened(open_image, Image.fromarray(frame))) for frame in clip]
+    images = VideoFrames([Image.fromarray(frame) for frame in video], fps=RATE, sampled=sampled)
+    each = [as_bytes(opened(open_image, Image.fromarray(frame))) for frame in video]
     assert opened(open_video, images) == hashed("frames", each, array(TIMES), {"float": RATE.hex()}, sampled)
 
 
@@ -353,11 +353,11 @@ def test_the_source_of_samples_is_their_content_and_rate() -> None:
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, For.call("image")] = 3
-    pitch: Annotated[int, For.call("audio")] = 0
+    tone: Annotated[int, OptionScope.request("image")] = 3
+    pitch: Annotated[int, OptionScope.request("audio")] = 0
 
 
-class Processor(ModelProcessor, TakesPrepared):
+class Processor(ModelProcessor, AcceptsPrecomputed):
     """A row for each row of pixels."""
 
     Options = Options
@@ -368,9 +368,9 @@ class Processor(ModelProcessor, TakesPrepared):
     def layout(self, modality: Modality, size: Any, options: Options, context: Any) -> dict[str, Any]:
         return {"rows": size.height}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        assert medium.pixels is not None
-        return medium.pixels.astype(np.int16) + options.tone
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        assert decoded.pixels is not None
+        return decoded.pixels.astype(np.int16) + options.tone
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
@@ -442,10 +442,10 @@ def test_the_identity_behind_a_callers_hash_follows_the_page(processor: Any, sal
 def test_the_identity_of_precomputed_embeddings_follows_the_page(processor: Any, salt: Any) -> None:
     rows = np.ones((2, 4), np.float32)
     head = ("mm-plugin/item", 1, "rows", 4, 1, "precomputed_embedding")
-    output = processor.process("<image>", [PrecomputedRows(rows, {"rows": 2})], salt=salt)
+    output = processor.process("<image>", [PrecomputedEmbeddings(rows, {"rows": 2})], salt=salt)
     assert output.mm_items[0].identity == hashed(*head, slow_feature(rows), FIELDS, salt)
     named = hashed("caller-rows", as_bytes(b"n" * 32), salt)
-    output = processor.process("<image>", [PrecomputedRows(rows, {"rows": 2}, identity=b"n" * 32)], salt=salt)
+    output = processor.process("<image>", [PrecomputedEmbeddings(rows, {"rows": 2}, identity=b"n" * 32)], salt=salt)
     assert output.mm_items[0].identity == hashed(*head, as_bytes(named), FIELDS, salt)
 
 

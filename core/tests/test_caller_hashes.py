@@ -1,4 +1,4 @@
-"""Hashes by which a caller knows its media: how they are read, what they become, and that one stands for one medium."""
+"""Hashes by which a caller knows its media: how they are read, what they become, and that one stands for one media input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from PIL import Image
 
 from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
-from mm_plugin.events import Event, Fallback
+from mm_plugin.events import Event, HashIgnored
 from mm_plugin.identity import caller_identity, parse_caller_hash
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media import AudioSamples, Medium, Sampling, VideoFrames, VideoSize, whole
+from mm_plugin.media import AudioSamples, DecodedMedia, Sampling, VideoFrames, VideoSize, whole
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesVideos
+from mm_plugin.processor import AcceptsAudio, AcceptsVideos, BaseOptions, ModelProcessor, OptionScope
 from mm_plugin.spec import ModelSpec
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
@@ -33,11 +33,11 @@ SPECIAL = {Modality.IMAGE: "<image>", Modality.VIDEO: "<video>", Modality.AUDIO:
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, For.call("image")] = 0
-    pitch: Annotated[int, For.call("audio")] = 0
+    tone: Annotated[int, OptionScope.request("image")] = 0
+    pitch: Annotated[int, OptionScope.request("audio")] = 0
 
 
-class Processor(ModelProcessor, TakesVideos, TakesAudio):
+class Processor(ModelProcessor, AcceptsVideos, AcceptsAudio):
     """A row per row of pixels, per frame, or per sample. More than two images get one row each."""
 
     Options = Options
@@ -55,10 +55,10 @@ class Processor(ModelProcessor, TakesVideos, TakesAudio):
         rows = {Modality.IMAGE: "height", Modality.VIDEO: "frames", Modality.AUDIO: "num_samples"}[modality]
         return {"rows": 1 if context else getattr(size, rows), "kind": int(modality)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        if medium.modality is Modality.AUDIO:
-            return medium.samples + options.pitch
-        pixels = medium.pixels if medium.frames is None else np.stack(list(medium.frames))
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        if decoded.modality is Modality.AUDIO:
+            return decoded.samples + options.pitch
+        pixels = decoded.pixels if decoded.modality is Modality.IMAGE else np.stack(list(decoded.frames))
         return pixels.astype(np.int16) + options.tone
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
@@ -86,21 +86,21 @@ def open_three(open_words: Open) -> Open:
     return make
 
 
-def picture(seed: int = 0, height: int = 3) -> np.ndarray:
+def img(seed: int = 0, height: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 200, (height, 4, 3), dtype=np.uint8)
 
 
-def clip(seed: int = 0) -> VideoFrames:
-    return VideoFrames([picture(seed), picture(seed + 1)], fps=2.0)
+def video(seed: int = 0) -> VideoFrames:
+    return VideoFrames([img(seed), img(seed + 1)], fps=2.0)
 
 
-def sound(seed: int = 0) -> AudioSamples:
+def audio(seed: int = 0) -> AudioSamples:
     return AudioSamples(np.random.default_rng(seed).random(3, dtype=np.float32), RATE)
 
 
 def png(seed: int = 0, height: int = 3) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture(seed, height)).save(file, "PNG")
+    Image.fromarray(img(seed, height)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -116,8 +116,8 @@ def natural(image: Any, open_three: Open, **arguments: Any) -> bytes | None:
     return item.identity
 
 
-def fallbacks(events: list[Event]) -> list[Fallback]:
-    return [event for event in events if isinstance(event, Fallback)]
+def fallbacks(events: list[Event]) -> list[HashIgnored]:
+    return [event for event in events if isinstance(event, HashIgnored)]
 
 
 # ------------------------------------------------------------------ how entries are read
@@ -174,32 +174,32 @@ def test_an_entry_is_a_whole_number_or_hexadecimal_digits(entry: Any, value: int
 @pytest.mark.parametrize("entry", [entry for entry, value in READ if value is None and entry is not None], ids=repr)
 def test_a_malformed_entry_ignores_itself_alone(open_three: Open, events: list[Event], entry: Any) -> None:
     processor = open_three()
-    output = processor.process("<image> <image>", [picture(0), picture(1)], mm_hashes=[entry, "a1"])
-    wanted = open_three().process("<image> <image>", [picture(0), picture(1)], mm_hashes=[None, "a1"]).mm_items
+    output = processor.process("<image> <image>", [img(0), img(1)], mm_hashes=[entry, "a1"])
+    wanted = open_three().process("<image> <image>", [img(0), img(1)], mm_hashes=[None, "a1"]).mm_items
     assert [item.identity for item in output.mm_items] == [item.identity for item in wanted]
-    assert output.mm_items[0].identity == natural(picture(0), open_three)
-    assert output.mm_items[1].identity != natural(picture(1), open_three)
+    assert output.mm_items[0].identity == natural(img(0), open_three)
+    assert output.mm_items[1].identity != natural(img(1), open_three)
     (event,) = fallbacks(events)
-    assert (event.what, event.used) == ("mm_hashes[images][0]", "a computed identity")
+    assert event.path == "mm_hashes[images][0]"
 
 
 def test_nothing_is_told_of_an_entry_that_is_to_be_computed(open_three: Open, events: list[Event]) -> None:
-    assert one(open_three(), picture(), None).identity == natural(picture(), open_three)
+    assert one(open_three(), img(), None).identity == natural(img(), open_three)
     assert fallbacks(events) == []
 
 
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
 def test_all_spellings_of_one_number_are_one_hash(open_three: Open, scope: str) -> None:
-    found = [one(open_three(), picture(), entry, mm_hash_scope=scope) for entry in ("00aBc", "0xABC", "0Xabc", 2748)]
+    found = [one(open_three(), img(), entry, mm_hash_scope=scope) for entry in ("00aBc", "0xABC", "0Xabc", 2748)]
     assert len({(item.identity, item.hash, item.pad_values) for item in found}) == 1
 
 
 # ------------------------------------------------------------------ alignment
 
 MEDIA = {
-    "images": [picture(1), picture(2)],
-    "videos": [clip(3)],
-    "audios": [sound(4), sound(5)],
+    "images": [img(1), img(2)],
+    "videos": [video(3)],
+    "audios": [audio(4), audio(5)],
 }
 PROMPT = "<audio> <image> word <video> <audio> <image>"  # not the order of the arguments
 
@@ -269,12 +269,12 @@ def test_hashes_that_are_not_aligned_are_all_ignored_with_one_warning(
         for _ in range(3):
             assert hashes(processor, given) == nothing
     assert len([record for record in caplog.records if "mm_hashes" in record.getMessage()]) == 1
-    assert [(event.what, event.used) for event in fallbacks(events)] == [("mm_hashes", "a computed identity")] * 3
+    assert [event.path for event in fallbacks(events)] == ["mm_hashes"] * 3
 
 
 def test_hashes_for_media_that_are_not_there_are_ignored(open_three: Open, events: list[Event]) -> None:
-    output = open_three().process("<image>", [picture()], mm_hashes={"images": [1], "audios": [2]})
-    assert output.mm_items[0].identity == natural(picture(), open_three)
+    output = open_three().process("<image>", [img()], mm_hashes={"images": [1], "audios": [2]})
+    assert output.mm_items[0].identity == natural(img(), open_three)
     assert len(fallbacks(events)) == 1
 
 
@@ -287,7 +287,7 @@ def test_hashes_for_media_that_are_not_there_are_ignored(open_three: Open, event
 def test_in_raw_scope_sentinels_are_those_of_the_published_scheme(open_three: Open, case: dict[str, Any]) -> None:
     for entry in (int(case["hash_in"]), f"{int(case['hash_in']):x}", f"0x{int(case['hash_in']):X}"):
         processor = open_three()
-        output = processor.process("<image>", [picture(0, 6)], mm_hashes=[entry], mm_hash_scope="raw")
+        output = processor.process("<image>", [img(0, 6)], mm_hashes=[entry], mm_hash_scope="raw")
         (item,) = output.mm_items
         values = [int(value) for value in case["pad_values"]]
         assert (item.identity, item.hash, item.pad_value) == (None, int(case["hash_kept"]), values[0])
@@ -297,27 +297,27 @@ def test_in_raw_scope_sentinels_are_those_of_the_published_scheme(open_three: Op
 
 @pytest.mark.parametrize("more", [2**64, 2**64 + 2**100, 5 << 4000], ids=["65 bits", "101 bits", "4003 bits"])
 def test_bits_above_64_count_where_fingerprinted_and_are_dropped_where_raw(open_three: Open, more: int) -> None:
-    assert one(open_three(), picture(), 7).identity != one(open_three(), picture(), 7 + more).identity
-    short, long = (one(open_three(), picture(), entry, mm_hash_scope="raw") for entry in (7, 7 + more))
+    assert one(open_three(), img(), 7).identity != one(open_three(), img(), 7 + more).identity
+    short, long = (one(open_three(), img(), entry, mm_hash_scope="raw") for entry in (7, 7 + more))
     assert (short.hash, short.pad_values) == (long.hash, long.pad_values)
     assert short.hash == 7
 
 
-def test_a_fingerprinted_identity_does_not_depend_on_the_medium_but_on_all_that_could_change_it(
+def test_a_fingerprinted_identity_does_not_depend_on_the_media_but_on_all_that_could_change_it(
     open_three: Open,
 ) -> None:
-    base = one(open_three(), picture(0), 7)
-    assert base.identity == one(open_three(), picture(1), 7).identity  # another server, where nothing is bound
+    base = one(open_three(), img(0), 7)
+    assert base.identity == one(open_three(), img(1), 7).identity  # another server, where nothing is bound
     assert base.hash == int.from_bytes((base.identity or b"")[:8], "big")
-    assert base.identity == one(open_three(), picture(0), 7, pitch=3).identity  # an option of audio
+    assert base.identity == one(open_three(), img(0), 7, pitch=3).identity  # an option of audio
     others = [
-        one(open_three(), picture(0), 8),
-        one(open_three(), picture(0), 7, tone=1),
-        one(open_three(), picture(0), 7, background=(0, 0, 0)),
-        one(open_three(), picture(0), 7, salt="tenant"),
-        one(open_three(), picture(0), 7, salt=b"tenant"),
-        open_three().process("<video>", videos=[clip(0)], mm_hashes=[7]).mm_items[0],
-        open_three().process("<image> " * 3, [picture(0)] * 3, mm_hashes=[7, None, None]).mm_items[0],
+        one(open_three(), img(0), 8),
+        one(open_three(), img(0), 7, tone=1),
+        one(open_three(), img(0), 7, background=(0, 0, 0)),
+        one(open_three(), img(0), 7, salt="tenant"),
+        one(open_three(), img(0), 7, salt=b"tenant"),
+        open_three().process("<video>", videos=[video(0)], mm_hashes=[7]).mm_items[0],
+        open_three().process("<image> " * 3, [img(0)] * 3, mm_hashes=[7, None, None]).mm_items[0],
     ]
     assert len({base.identity, *(item.identity for item in others)}) == 1 + len(others)
 
@@ -352,39 +352,39 @@ def test_everything_is_in_a_callers_identity() -> None:
 
 def test_a_salt_is_refused_where_it_could_not_separate_tenants(open_three: Open) -> None:
     with pytest.raises(UsageError, match="salt") as caught:
-        one(open_three(), picture(), 7, mm_hash_scope="raw", salt="tenant")
+        one(open_three(), img(), 7, mm_hash_scope="raw", salt="tenant")
     assert caught.value.argument == "salt"
 
 
 @pytest.mark.parametrize("scope", ["", "RAW", None, 1])
 def test_a_scope_that_there_is_not_is_a_usage_error(open_three: Open, scope: Any) -> None:
     with pytest.raises(UsageError) as caught:
-        one(open_three(), picture(), 7, mm_hash_scope=scope)
+        one(open_three(), img(), 7, mm_hash_scope=scope)
     assert caught.value.argument == "mm_hash_scope"
 
 
-# ------------------------------------------------------------------ one hash, one medium
+# ------------------------------------------------------------------ one hash, one media input
 
 
 @pytest.mark.case("3.10")
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
-def test_reuse_for_another_medium_is_the_clients_fault(open_three: Open, scope: str) -> None:
+def test_reuse_for_another_media_is_the_clients_fault(open_three: Open, scope: str) -> None:
     processor = open_three()
-    one(processor, picture(0, 3), "abc", mm_hash_scope=scope)
-    for other in (picture(1, 3), picture(0, 5)):  # of the same size, and of another one
+    one(processor, img(0, 3), "abc", mm_hash_scope=scope)
+    for other in (img(1, 3), img(0, 5)):  # of the same size, and of another one
         for _ in range(2):
-            with pytest.raises(RequestError, match=r"images\[0\].*another medium") as caught:
+            with pytest.raises(RequestError, match=r"images\[0\].*another media input") as caught:
                 one(processor, other, 0xABC, mm_hash_scope=scope)
             assert caught.value.path == "images[0]"
-    assert one(processor, picture(0, 3), "abc", mm_hash_scope=scope).num_tokens == 3
+    assert one(processor, img(0, 3), "abc", mm_hash_scope=scope).num_tokens == 3
 
 
 @pytest.mark.case("3.10")
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
 def test_one_hash_for_two_media_of_one_request_is_refused(open_three: Open, scope: str) -> None:
     with pytest.raises(RequestError, match=r"images\[1\]"):
-        open_three().process("<image> <image>", [picture(0), picture(1)], mm_hashes=[7, 7], mm_hash_scope=scope)
-    output = open_three().process("<image> <image>", [picture(0)] * 2, mm_hashes=[7, 7], mm_hash_scope=scope)
+        open_three().process("<image> <image>", [img(0), img(1)], mm_hashes=[7, 7], mm_hash_scope=scope)
+    output = open_three().process("<image> <image>", [img(0)] * 2, mm_hashes=[7, 7], mm_hash_scope=scope)
     first, second = output.mm_items
     assert first.pad_values == second.pad_values
 
@@ -392,28 +392,28 @@ def test_one_hash_for_two_media_of_one_request_is_refused(open_three: Open, scop
 @pytest.mark.case("3.10")
 def test_tenants_may_use_one_hash_for_what_they_like(open_three: Open) -> None:
     processor = open_three()
-    found = [one(processor, picture(seed), 7, salt=salt) for seed, salt in enumerate([None, "a", "b", b"a"])]
+    found = [one(processor, img(seed), 7, salt=salt) for seed, salt in enumerate([None, "a", "b", b"a"])]
     assert len({item.identity for item in found}) == 4
     with pytest.raises(RequestError):
-        one(processor, picture(0), 7, salt="a")
+        one(processor, img(0), 7, salt="a")
 
 
 @pytest.mark.case("3.10")
-def test_in_raw_scope_other_options_make_another_medium(open_three: Open) -> None:
+def test_in_raw_scope_other_options_make_another_media(open_three: Open) -> None:
     processor = open_three()
-    one(processor, picture(), 7, mm_hash_scope="raw")
+    one(processor, img(), 7, mm_hash_scope="raw")
     with pytest.raises(RequestError):
-        one(processor, picture(), 7, mm_hash_scope="raw", tone=1)
+        one(processor, img(), 7, mm_hash_scope="raw", tone=1)
     with pytest.raises(RequestError):  # equal in the bits that count
-        one(processor, picture(1), 7 + 2**64, mm_hash_scope="raw")
-    assert one(processor, picture(), 7, tone=1).num_tokens == 3  # the scopes are apart
+        one(processor, img(1), 7 + 2**64, mm_hash_scope="raw")
+    assert one(processor, img(), 7, tone=1).num_tokens == 3  # the scopes are apart
 
 
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
-def test_one_medium_by_several_entry_paths_is_no_conflict(open_three: Open, scope: str) -> None:
+def test_one_media_by_several_entry_paths_is_no_conflict(open_three: Open, scope: str) -> None:
     processor = open_three()
     url = "data:image/png;base64," + base64.b64encode(png()).decode()
-    ways = [png(), bytearray(png()), picture(), Image.fromarray(picture()), url, np.asfortranarray(picture())]
+    ways = [png(), bytearray(png()), img(), Image.fromarray(img()), url, np.asfortranarray(img())]
     found = [one(processor, way, 7, mm_hash_scope=scope) for way in ways]
     assert len({item.pad_values for item in found}) == 1
 
@@ -422,24 +422,24 @@ def test_one_medium_by_several_entry_paths_is_no_conflict(open_three: Open, scop
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
 def test_bindings_are_bounded_and_the_least_recently_used_is_forgotten(open_three: Open, scope: str) -> None:
     processor = open_three(max_caller_hashes=2)
-    one(processor, picture(1), 1, mm_hash_scope=scope)
-    one(processor, picture(2), 2, mm_hash_scope=scope)
-    one(processor, picture(1), 1, mm_hash_scope=scope)  # used, so that 2 is the older one
-    one(processor, picture(3), 3, mm_hash_scope=scope)
+    one(processor, img(1), 1, mm_hash_scope=scope)
+    one(processor, img(2), 2, mm_hash_scope=scope)
+    one(processor, img(1), 1, mm_hash_scope=scope)  # used, so that 2 is the older one
+    one(processor, img(3), 3, mm_hash_scope=scope)
     with pytest.raises(RequestError):
-        one(processor, picture(9), 1, mm_hash_scope=scope)
+        one(processor, img(9), 1, mm_hash_scope=scope)
     with pytest.raises(RequestError):
-        one(processor, picture(9), 3, mm_hash_scope=scope)
-    assert one(processor, picture(9), 2, mm_hash_scope=scope).num_tokens == 3
+        one(processor, img(9), 3, mm_hash_scope=scope)
+    assert one(processor, img(9), 2, mm_hash_scope=scope).num_tokens == 3
 
 
 @pytest.mark.case("3.10")
 def test_a_binding_is_remembered_by_every_processor_that_shares_the_memory(open_three: Open) -> None:
     shared = MemoryStore(10)
-    one(open_three(shared), picture(0), 7)
+    one(open_three(shared), img(0), 7)
     with pytest.raises(RequestError):
-        one(open_three(shared), picture(1), 7)
-    assert one(open_three(), picture(1), 7).num_tokens == 3
+        one(open_three(shared), img(1), 7)
+    assert one(open_three(), img(1), 7).num_tokens == 3
 
 
 class SlowStore(MemoryStore):
@@ -461,7 +461,7 @@ def test_of_requests_that_bring_one_hash_with_several_media_at_once_one_wins(ope
     def ask(seed: int) -> bool:
         meeting.wait(10)
         try:
-            one(processors[seed % 2], picture(seed), 7, mm_hash_scope=scope)
+            one(processors[seed % 2], img(seed), 7, mm_hash_scope=scope)
         except RequestError:
             return False
         return True
@@ -493,8 +493,8 @@ class Processor(ModelProcessor):
         return None
     def layout(self, modality, size, options, context):
         return {}
-    def prepare(self, medium, layout, options):
-        return medium.pixels.copy()
+    def prepare(self, decoded, layout, options):
+        return decoded.pixels.copy()
     def replacement(self, layout):
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], 2)
 """
@@ -511,7 +511,7 @@ def test_a_binding_survives_across_the_processors_of_one_registry(
     (folder / "preprocessor_config.json").write_text("{}")
     word_tokenizer(SPECIAL.values()).save_pretrained(str(folder))
     registry = open_registry()
-    one(registry.load_processor(folder), picture(0), "beef")
-    with pytest.raises(RequestError, match="another medium"):
-        one(registry.load_processor(folder), picture(1), "beef")
-    assert one(open_registry().load_processor(folder), picture(1), "beef").num_tokens == 2
+    one(registry.load_processor(folder), img(0), "beef")
+    with pytest.raises(RequestError, match="another media input"):
+        one(registry.load_processor(folder), img(1), "beef")
+    assert one(open_registry().load_processor(folder), img(1), "beef").num_tokens == 2

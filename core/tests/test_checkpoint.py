@@ -279,7 +279,7 @@ def test_only_the_chosen_shards_are_opened(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"]
 )
-def test_the_fingerprint_changes_with_the_settings_by_which_an_encoder_may_normalise(folder: Path, name: str) -> None:
+def test_the_fingerprint_changes_with_the_settings_by_which_an_encoder_may_normalize(folder: Path, name: str) -> None:
     first = Checkpoint.open(folder).fingerprint()
     write(folder, name, {"image_std": [0.25] * 3})
     second = Checkpoint.open(folder).fingerprint()

@@ -186,20 +186,20 @@ def test_wrong_arguments_end_with_two(arguments: tuple[str, ...], capsys: pytest
     assert "usage" in capsys.readouterr().err
 
 
-def test_the_picture_shows_text_and_items_in_prompt_order() -> None:
+def test_the_image_shows_text_and_items_in_prompt_order() -> None:
     import numpy as np
 
     from mm_plugin import Modality, MultimodalDataItem, MultimodalProcessorOutput
-    from mm_plugin.demo import RowBoxes, photographs
+    from mm_plugin.demo import RowBoxes, sample_images
 
     item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(2, 5)])
     ids = np.arange(8)
     output = MultimodalProcessorOutput(input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0, mm_items=[item])
     boxes = RowBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
-    sheet = np.asarray(draw([[row_view("cat", photographs()[1][1], boxes)]], output, chunk=4))
-    # The strip is the last rows of cells: count the runs of the first item's colour and of text in one line of pixels.
+    sheet = np.asarray(draw([[row_view("cat", sample_images()[1][1], boxes)]], output, chunk=4))
+    # The strip is the last rows of cells: count the runs of the first item's color and of text in one line of pixels.
     line = next(row for row in sheet[::-1] if (row == (0, 114, 178)).all(axis=1).any())
-    blue, gray = ((line == colour).all(axis=1) for colour in ((0, 114, 178), (176, 176, 182)))
+    blue, gray = ((line == color).all(axis=1) for color in ((0, 114, 178), (176, 176, 182)))
     assert blue.sum() == 4 * 10
     assert gray.sum() == 4 * 10
     assert np.flatnonzero(gray)[0] < np.flatnonzero(blue)[0] < np.flatnonzero(gray)[-1]
@@ -222,13 +222,13 @@ def test_the_demo_agrees_with_the_model_and_draws(site: Any, tmp_path: Path) -> 
     spec = {"processor": f"{where}:Processor", "encoder": f"{where}:Model", "demo": f"{where}:Show"}
     hooks = site.hooks({"name": "shown", "architectures": ("Shown",), **spec})
     site.install("mm-plugin-shown", hooks, files={"mm_plugin_shown/model.py": source}, architectures=["Shown"])
-    picture = tmp_path / "deep" / "demo.png"
-    arguments = ("demo", "--model", "mm_plugin_shown", "--picture", str(picture))
+    image = tmp_path / "deep" / "demo.png"
+    arguments = ("demo", "--model", "mm_plugin_shown", "--out", str(image))
     done = command(site, *arguments, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything agrees" in done.stdout
     assert "0 decoded, 0 encoder calls" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     # A model whose own forward says something else must be seen to differ.
     wrong = command(site, *arguments, XDG_CACHE_HOME=str(tmp_path), SHOWN_WRONG="1")
     assert wrong.returncode == 1

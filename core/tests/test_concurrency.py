@@ -19,14 +19,14 @@ from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media import Medium, Size
+from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope
 from mm_plugin.spec import ModelSpec
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, For.call("image")] = 0
+    tone: Annotated[int, OptionScope.request("image")] = 0
 
 
 class Processor(ModelProcessor):
@@ -40,8 +40,8 @@ class Processor(ModelProcessor):
     def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
         return {"rows": 2 if context else size.height}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        return medium.pixels.astype(np.int16) + options.tone
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        return decoded.pixels.astype(np.int16) + options.tone
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
@@ -70,7 +70,7 @@ def open_busy(open_words: Open) -> Open:
 
 @functools.cache
 def maze(index: int) -> bytes:
-    """Pictures of one size that differ in a single level."""
+    """Images of one size that differ in a single level."""
     pixels = np.random.default_rng(5).integers(0, 200, (8, 8, 3), dtype=np.uint8)
     pixels[index % 8, index // 8, 1] ^= 1
     file = io.BytesIO()
@@ -91,7 +91,7 @@ Plan = tuple[list[int], dict[str, Any]]
 
 
 def plans(count: int) -> list[Plan]:
-    """Requests of one to four of twelve similar pictures, some with another option or another tenant."""
+    """Requests of one to four of twelve similar images, some with another option or another tenant."""
     random = np.random.default_rng(11)
     return [
         (
@@ -119,7 +119,7 @@ def expected(open_busy: Open) -> list[MultimodalProcessorOutput]:
     return [alone.process(prompt(plan), [maze(index) for index in plan[0]], **plan[1]) for plan in PLANS]
 
 
-def test_the_pictures_and_answers_are_different_enough_to_be_mixed_up(
+def test_the_images_and_answers_are_different_enough_to_be_mixed_up(
     expected: list[MultimodalProcessorOutput],
 ) -> None:
     assert len({maze(index) for index in range(12)}) == 12
@@ -207,7 +207,7 @@ def judge_stats(processor: ModelProcessor, cache: str) -> None:
     assert stats.pinned == 0
     assert stats.bytes <= CACHES[cache]
     if cache == "on":
-        # Each was computed once: 12 pictures, alone or in company, by option and tenant.
+        # Each was computed once: 12 images, alone or in company, by option and tenant.
         assert stats.misses == stats.entries <= 12 * 2 * 3
         assert stats.hits + stats.joins > stats.misses
     if cache == "off":
@@ -222,13 +222,13 @@ def judge_stats(processor: ModelProcessor, cache: str) -> None:
 class Held(Processor):
     """Waits in `prepare` until its gate is open."""
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
         (gate,) = GATES
         gate.begun.release()
         assert gate.release.wait(20)
-        if gate.error is not None and gate.fails(medium.pixels):
+        if gate.error is not None and gate.fails(decoded.pixels):
             raise gate.error
-        return super().prepare(medium, layout, options)
+        return super().prepare(decoded, layout, options)
 
 
 class Gate:
@@ -261,7 +261,7 @@ def settle(processor: ModelProcessor, computed: int) -> None:
 
 def test_a_request_keeps_what_it_found_until_it_ends(open_busy: Open, gate: Gate) -> None:
     gate.release.set()
-    processor = open_busy(Held, cache_bytes=600)  # a picture takes 8 x 8 x 3 x 2 bytes and its replacement 8 x 8
+    processor = open_busy(Held, cache_bytes=600)  # an image takes 8 x 8 x 3 x 2 bytes and its replacement 8 x 8
     processor.process("<image>", [maze(0)])
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
     gate.release.clear()
@@ -318,15 +318,15 @@ def test_a_step_that_outlives_a_failed_request_pins_nothing(open_busy: Open) -> 
     release, begun = threading.Event(), threading.Event()
 
     class Uneven(Processor):
-        """Fails on the first of its pictures while the second is still being prepared."""
+        """Fails on the first of its images while the second is still being prepared."""
 
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-            if medium.pixels.shape[0] == 3:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+            if decoded.pixels.shape[0] == 3:
                 assert begun.wait(10)
                 raise ValueError("broken")
             begun.set()
             assert release.wait(10)
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
     processor = open_busy(Uneven)
     with pytest.raises(ProcessorError, match="broken"):
@@ -363,7 +363,7 @@ def test_cancelling_a_request_leaves_no_pin_behind(open_busy: Open, gate: Gate) 
 # ------------------------------------------------------------------ one computation
 
 
-def test_requests_in_threads_and_on_the_loop_prepare_one_picture_once_and_one_may_leave(
+def test_requests_in_threads_and_on_the_loop_prepare_one_image_once_and_one_may_leave(
     open_busy: Open, gate: Gate, events: list[Event]
 ) -> None:
     processor = open_busy(Held)

@@ -1,4 +1,4 @@
-"""The corpus: every specimen, by every way in, ends as it must; harmed ones end well; and nothing is allocated on a file's word."""
+"""The corpus: every entry, by every way in, ends as it must; harmed ones end well; and nothing is allocated on a file's word."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mm_plugin.items import Modality
 from mm_plugin.media import image_headers, open_audio, open_image, open_video
 from mm_plugin.settings import Settings
 from mm_plugin.testing import corpus
-from mm_plugin.testing.corpus import Specimen
+from mm_plugin.testing.corpus import CorpusEntry
 from mm_plugin.testing.corpus.formats import box, png, tiff, wav
 
 pytest.importorskip("av")
@@ -41,10 +41,10 @@ IMAGES = [
     "jpeg", "png", "gif", "webp", "tiff", "bmp", "ico", "ppm", "pgm", "pbm", "pfm", "jpeg2000", "avif", "PIL", "numpy", "torch",
     "broken", "type", "url", "path", "bomb", "heic", "foreign", "polyglot",
 ]  # fmt: skip
-CLIPS = ["mp4", "webm", "matroska", "mov", "mpegts", "mpeg", "avi", "flv", "gif", "frames", "mp3", "wav"]
-CLIPS += ["broken", "bomb", "type", "url", "path", "foreign"]
-SOUNDS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples"]
-SOUNDS += ["broken", "bomb", "type", "url", "path", "foreign"]
+VIDEOS = ["mp4", "webm", "matroska", "mov", "mpegts", "mpeg", "avi", "flv", "gif", "frames", "mp3", "wav"]
+VIDEOS += ["broken", "bomb", "type", "url", "path", "foreign"]
+AUDIOS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples"]
+AUDIOS += ["broken", "bomb", "type", "url", "path", "foreign"]
 CASES = {
     "jpeg": ("1.1", "1.2", "1.6"), "png": ("1.2", "1.4"), "tiff": ("1.1",), "PIL": ("1.2", "1.4"), "numpy": ("1.12",),
     "torch": ("1.6", "1.12"), "broken": ("1.7",), "bomb": ("1.8",), "url": ("1.13",),
@@ -58,91 +58,91 @@ def kinds(names: list[str], marked: bool = False) -> list[Any]:
     ]
 
 
-class Zoo:
-    """Every specimen, made once, by the first word of its name."""
+class World:
+    """Every entry, made once, by the first word of its name."""
 
     def __init__(self) -> None:
-        self.images, self.clips, self.sounds = list(corpus.images()), list(corpus.clips()), list(corpus.sounds())
+        self.images, self.videos, self.audios = list(corpus.images()), list(corpus.videos()), list(corpus.audios())
 
-    def of(self, specimens: Iterable[Specimen], kind: str) -> list[Specimen]:
-        found = [specimen for specimen in specimens if specimen.name.split("/")[0] == kind]
+    def of(self, entries: Iterable[CorpusEntry], kind: str) -> list[CorpusEntry]:
+        found = [entry_ for entry_ in entries if entry_.name.split("/")[0] == kind]
         assert found
         return found
 
 
 @pytest.fixture(scope="module")
-def world() -> Zoo:
-    return Zoo()
+def world() -> World:
+    return World()
 
 
-def complaints(specimens: Iterable[Specimen], folder: Path) -> list[str]:
+def complaints(entries: Iterable[CorpusEntry], folder: Path) -> list[str]:
     """What is wrong with any form of these."""
     settings = Settings(media_root=str(folder))
     found = []
-    for specimen in specimens:
-        open_medium = OPENERS[specimen.modality]
+    for entry_ in entries:
+        open_media = OPENERS[entry_.modality]
         digests = set()
-        for form, value in corpus.forms(specimen, folder):
+        for form, value in corpus.forms(entry_, folder):
             try:
-                corpus.check(specimen, value=value, settings=settings)
-                if isinstance(specimen.value, bytes) and specimen.value and not form.startswith("PIL"):
-                    digests.add(open_medium(value, path="x", settings=settings).digest())
+                corpus.check(entry_, value=value, settings=settings)
+                if isinstance(entry_.value, bytes) and entry_.value and not form.startswith("PIL"):
+                    digests.add(open_media(value, path="x", settings=settings).digest())
             except Exception as error:
                 found.append(f"{form}: {type(error).__name__}: {error}")
         if len(digests) > 1:
-            found.append(f"{specimen.name}: {len(digests)} digests of equal bytes")
+            found.append(f"{entry_.name}: {len(digests)} digests of equal bytes")
     return found
 
 
-# ---------------------------------------------------------------- every specimen, every way in
+# ---------------------------------------------------------------- every entry, every way in
 
 
 @pytest.mark.parametrize("kind", kinds(IMAGES, marked=True))
-def test_odd_images_are_read_or_refused_as_they_must(kind: str, world: Zoo, tmp_path: Path) -> None:
+def test_odd_images_are_read_or_refused_as_they_must(kind: str, world: World, tmp_path: Path) -> None:
     assert complaints(world.of(world.images, kind), tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", kinds(CLIPS))
-def test_odd_clips_are_read_or_refused_as_they_must(kind: str, world: Zoo, tmp_path: Path) -> None:
-    assert complaints(world.of(world.clips, kind), tmp_path) == []
+@pytest.mark.parametrize("kind", kinds(VIDEOS))
+def test_odd_videos_are_read_or_refused_as_they_must(kind: str, world: World, tmp_path: Path) -> None:
+    assert complaints(world.of(world.videos, kind), tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", kinds(SOUNDS))
-def test_odd_sounds_are_read_or_refused_as_they_must(kind: str, world: Zoo, tmp_path: Path) -> None:
-    assert complaints(world.of(world.sounds, kind), tmp_path) == []
+@pytest.mark.parametrize("kind", kinds(AUDIOS))
+def test_odd_audios_are_read_or_refused_as_they_must(kind: str, world: World, tmp_path: Path) -> None:
+    assert complaints(world.of(world.audios, kind), tmp_path) == []
 
 
-def test_there_are_enough_and_all_of_them_are_tried(world: Zoo) -> None:
-    for specimens, tried, least in ((world.images, IMAGES, 60), (world.clips, CLIPS, 15), (world.sounds, SOUNDS, 10)):
-        names = Counter(specimen.name for specimen in specimens)
+def test_there_are_enough_and_all_of_them_are_tried(world: World) -> None:
+    for entries, tried, least in ((world.images, IMAGES, 60), (world.videos, VIDEOS, 15), (world.audios, AUDIOS, 10)):
+        names = Counter(entry_.name for entry_ in entries)
         assert len(names) >= least
         assert set(names.values()) == {1}
         assert {name.split("/")[0] for name in names} == set(tried)
-        assert all(bool(specimen.refused) != (specimen.expected is not None) for specimen in specimens)
-        assert len([specimen for specimen in specimens if specimen.expected is not None]) >= least // 2
+        assert all(bool(entry_.refused) != (entry_.expected is not None) for entry_ in entries)
+        assert len([entry_ for entry_ in entries if entry_.expected is not None]) >= least // 2
 
 
-def test_they_are_equal_each_time(world: Zoo) -> None:
-    def files(specimens: Iterable[Specimen]) -> dict[str, bytes]:
-        return {specimen.name: specimen.value for specimen in specimens if isinstance(specimen.value, bytes)}
+def test_they_are_equal_each_time(world: World) -> None:
+    def files(entries: Iterable[CorpusEntry]) -> dict[str, bytes]:
+        return {entry_.name: entry_.value for entry_ in entries if isinstance(entry_.value, bytes)}
 
-    for before, make in ((world.images, corpus.images), (world.clips, corpus.clips), (world.sounds, corpus.sounds)):
+    for before, make in ((world.images, corpus.images), (world.videos, corpus.videos), (world.audios, corpus.audios)):
         assert files(make()) == files(before)
 
 
 # ---------------------------------------------------------------- the checks can fail
 
 
-def changed(specimen: Specimen, **fields: Any) -> Specimen:
-    return msgspec.structs.replace(specimen, expected=msgspec.structs.replace(specimen.expected, **fields))
+def changed(entry_: CorpusEntry, **fields: Any) -> CorpusEntry:
+    return msgspec.structs.replace(entry_, expected=msgspec.structs.replace(entry_.expected, **fields))
 
 
-def named(specimens: Iterable[Specimen], name: str) -> Specimen:
-    (found,) = [specimen for specimen in specimens if specimen.name == name]
+def named(entries: Iterable[CorpusEntry], name: str) -> CorpusEntry:
+    (found,) = [entry_ for entry_ in entries if entry_.name == name]
     return found
 
 
-def test_a_wrong_picture_is_caught(world: Zoo) -> None:
+def test_a_wrong_image_is_caught(world: World) -> None:
     right = named(world.images, "png/RGB")
     corpus.check(right)
     pixels = right.expected.pixels.copy()
@@ -153,8 +153,8 @@ def test_a_wrong_picture_is_caught(world: Zoo) -> None:
         corpus.check(changed(right, pixels=pixels[1:]))
 
 
-def test_a_wrong_clip_is_caught(world: Zoo) -> None:
-    right = named(world.clips, "mp4/h264")
+def test_a_wrong_video_is_caught(world: World) -> None:
+    right = named(world.videos, "mp4/h264")
     corpus.check(right)
     frames, times = right.expected.frames, right.expected.timestamps
     with pytest.raises(AssertionError, match="frame 0 is off by"):
@@ -167,8 +167,8 @@ def test_a_wrong_clip_is_caught(world: Zoo) -> None:
         corpus.check(changed(right, timestamps=times * 1.01))
 
 
-def test_a_wrong_sound_is_caught(world: Zoo) -> None:
-    right = named(world.sounds, "wav/16 bits")
+def test_a_wrong_audio_is_caught(world: World) -> None:
+    right = named(world.audios, "wav/16 bits")
     corpus.check(right)
     with pytest.raises(AssertionError, match="samples are off by"):
         corpus.check(changed(right, samples=right.expected.samples * 1.01))
@@ -178,7 +178,7 @@ def test_a_wrong_sound_is_caught(world: Zoo) -> None:
         corpus.check(changed(right, samples=None, hertz=500.0))
 
 
-def test_a_wrong_end_is_caught(world: Zoo) -> None:
+def test_a_wrong_end_is_caught(world: World) -> None:
     read, refused = named(world.images, "png/RGB"), named(world.images, "broken/random")
     assert isinstance(corpus.check(refused), MediaError)
     with pytest.raises(AssertionError, match="png/RGB: it was not refused"):
@@ -190,17 +190,17 @@ def test_a_wrong_end_is_caught(world: Zoo) -> None:
 
 
 @pytest.mark.parametrize("fault", ["none", "raises", "refuses", "takes"])
-def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: Zoo) -> None:
-    specimens = [named(world.images, name) for name in ("png/RGB", "broken/random", "png/1 x 300")]
+def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: World) -> None:
+    entries = [named(world.images, name) for name in ("png/RGB", "broken/random", "png/1 x 300")]
     tried: list[Any] = []
 
     def prepare(modality: Modality, value: Any) -> None:
         tried.append(value)
-        if fault == "raises" and value is specimens[1].value:
+        if fault == "raises" and value is entries[1].value:
             raise ZeroDivisionError
-        if fault == "refuses" and value is specimens[0].value:
+        if fault == "refuses" and value is entries[0].value:
             raise MediaError("images[0]: no", path="images[0]")
-        if value is specimens[2].value or (fault != "takes" and value is specimens[1].value):
+        if value is entries[2].value or (fault != "takes" and value is entries[1].value):
             raise MediaError("images[0]: no", path="images[0]")
 
     plugin: Any = SimpleNamespace(spec=SimpleNamespace(modalities=(Modality.IMAGE,)), prepare_item=prepare)
@@ -210,11 +210,11 @@ def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: Zoo) -> N
         "takes": "broken/random was not refused",
     }
     if fault == "none":
-        assert corpus.sweep(plugin, [*specimens, world.clips[0]], may_refuse=["png/1 x 300"]) == ["png/RGB"]
+        assert corpus.sweep(plugin, [*entries, world.videos[0]], may_refuse=["png/1 x 300"]) == ["png/RGB"]
         assert len(tried) == 3
     else:
         with pytest.raises(AssertionError, match=told[fault]):
-            corpus.sweep(plugin, specimens, may_refuse=["png/1 x 300"])
+            corpus.sweep(plugin, entries, may_refuse=["png/1 x 300"])
 
 
 # ---------------------------------------------------------------- nothing is allocated on a file's word
@@ -223,23 +223,23 @@ def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: Zoo) -> N
 FENCED = """
 import resource, sys
 import numpy, torch, PIL.Image
-from mm_plugin.testing.corpus import images
+from mm_plugin.media import images
 from mm_plugin.media import open_image
 from mm_plugin.settings import Settings
 from mm_plugin.testing import corpus
 PIL.Image.init()
-specimens = list(corpus.images())
-bombs = [specimen for specimen in specimens if specimen.name.startswith("bomb/") or "claims" in specimen.name]
-usual = {specimen.name.split("/")[0]: specimen for specimen in specimens if specimen.expected is not None}
-for specimen in usual.values():
-    corpus.check(specimen)  # whatever is loaded once
+entries = list(corpus.images())
+bombs = [entry for entry in entries if entry.name.startswith("bomb/") or "claims" in entry.name]
+usual = {entry.name.split("/")[0]: entry for entry in entries if entry.expected is not None}
+for entry in usual.values():
+    corpus.check(entry)  # whatever is loaded once
 CHANGE
 space = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (space + (32 << 20), space + (32 << 20)))
 failed = []
-for specimen in bombs:
+for entry in bombs:
     try:
-        corpus.check(specimen)
+        corpus.check(entry)
     except AssertionError as error:
         failed.append(str(error))
 print(len(bombs), len(failed), *failed, sep="\\n")
@@ -269,7 +269,7 @@ def test_the_fence_can_be_hit() -> None:
 
 
 @pytest.mark.case("1.8")
-def test_a_canvas_over_the_setting_is_not_made(monkeypatch: pytest.MonkeyPatch, world: Zoo) -> None:
+def test_a_canvas_over_the_setting_is_not_made(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     """Pillow makes the canvas of a WebP as it opens the file, and compares its size with a limit of its own."""
     from PIL import WebPImagePlugin
 
@@ -301,7 +301,7 @@ def test_a_canvas_over_the_setting_is_not_made(monkeypatch: pytest.MonkeyPatch, 
         ("png/RGB", set()),
     ],
 )
-def test_inner_sizes_are_those_of_the_pictures_within(name: str, sizes: set[tuple[int, int]], world: Zoo) -> None:
+def test_inner_sizes_are_those_of_the_images_within(name: str, sizes: set[tuple[int, int]], world: World) -> None:
     assert set(image_headers.inner_sizes(named(world.images, name).value)) == sizes
 
 
@@ -387,11 +387,11 @@ def test_text_that_is_nearly_base64_takes_no_quadratic_time(text: str) -> None:
         open_image(text, path="x", settings=Settings())
 
 
-def test_accepted_text_is_held_a_few_times_over_and_no_more(world: Zoo) -> None:
+def test_accepted_text_is_held_a_few_times_over_and_no_more(world: World) -> None:
     data = wav(bytes(3_000_000), rate=16_000)
     text = next(
         value
-        for form, value in corpus.forms(msgspec.structs.replace(world.sounds[0], value=data), "/tmp")
+        for form, value in corpus.forms(msgspec.structs.replace(world.audios[0], value=data), "/tmp")
         if form == "base64"
     )
     settings = Settings(max_media_bytes=len(data))
@@ -424,12 +424,12 @@ def test_released_memory_is_refused() -> None:
 # ---------------------------------------------------------------- HEIC
 
 
-def test_heic_is_refused_by_the_name_of_what_reads_it(world: Zoo) -> None:
+def test_heic_is_refused_by_the_name_of_what_reads_it(world: World) -> None:
     error = corpus.check(named(world.images, "heic/no opener"))
     assert "pillow-heif" in str(error)
 
 
-def test_heic_is_read_where_an_opener_is_registered(monkeypatch: pytest.MonkeyPatch, world: Zoo) -> None:
+def test_heic_is_read_where_an_opener_is_registered(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     """A stand-in for pillow-heif: an opener of that name, which reads what lies behind the head as a TIFF."""
     from PIL import TiffImagePlugin
 
@@ -451,25 +451,25 @@ def test_heic_is_read_where_an_opener_is_registered(monkeypatch: pytest.MonkeyPa
 SMALL = Settings(max_image_pixels=200_000, max_video_frames=100, max_video_seconds=100.0, max_audio_seconds=60.0)
 
 
-def fuzz(specimens: list[Specimen], count: int, seed: int) -> tuple[int, int]:
+def fuzz(entries: list[CorpusEntry], count: int, seed: int) -> tuple[int, int]:
     """How many mutated files were read, and how many refused by their name; anything else is an error."""
-    files = [one for one in specimens if isinstance(one.value, bytes) and 0 < len(one.value) < 100_000]
+    files = [one for one in entries if isinstance(one.value, bytes) and 0 < len(one.value) < 100_000]
     chooser = random.Random(seed)
     chooser.shuffle(files)
     read = refused = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for index in range(count):
-            specimen = files[index % len(files)]
-            data = corpus.mutated(specimen.value, chooser)
+            entry_ = files[index % len(files)]
+            data = corpus.mutated(entry_.value, chooser)
             try:
-                medium = corpus.read(specimen.modality, data, path="x[2]", settings=SMALL)
+                media_input = corpus.read(entry_.modality, data, path="x[2]", settings=SMALL)
             except (MediaError, LimitError) as error:
                 refused += error.path == "x[2]"
                 continue
             read += 1
-            if specimen.modality is Modality.IMAGE:
-                same_by_an_opened_object(data, medium.pixels)
+            if entry_.modality is Modality.IMAGE:
+                same_by_an_opened_object(data, media_input.pixels)
     return read, refused
 
 
@@ -482,8 +482,8 @@ def same_by_an_opened_object(data: bytes, pixels: np.ndarray) -> None:
 
 
 @pytest.mark.case("1.7")
-@pytest.mark.parametrize("kind", ["images", "clips", "sounds"])
-def test_300_harmed_files_end_well(kind: str, world: Zoo) -> None:
+@pytest.mark.parametrize("kind", ["images", "videos", "audios"])
+def test_300_harmed_files_end_well(kind: str, world: World) -> None:
     read, refused = fuzz(getattr(world, kind), 300, 1)
     assert read + refused == 300
     assert min(read, refused) > 30
@@ -491,21 +491,21 @@ def test_300_harmed_files_end_well(kind: str, world: Zoo) -> None:
 
 @pytest.mark.slow
 @pytest.mark.case("1.7")
-@pytest.mark.parametrize("kind", ["images", "clips", "sounds"])
-def test_5000_harmed_files_end_well(kind: str, world: Zoo) -> None:
+@pytest.mark.parametrize("kind", ["images", "videos", "audios"])
+def test_5000_harmed_files_end_well(kind: str, world: World) -> None:
     read, refused = fuzz(getattr(world, kind), 5000, 2)
     assert read + refused == 5000
     assert min(read, refused) > 500
 
 
-@pytest.mark.parametrize("kind", ["images", "clips", "sounds"])
-def test_harmed_files_leave_neither_memory_nor_open_files(kind: str, world: Zoo) -> None:
+@pytest.mark.parametrize("kind", ["images", "videos", "audios"])
+def test_harmed_files_leave_neither_memory_nor_open_files(kind: str, world: World) -> None:
     """The same 60 files thrice: what the first round leaves is warm-up, and a leak of 100 kB a file would show twelvefold."""
-    specimens = getattr(world, kind)
-    fuzz(specimens, 60, 3)
+    entries = getattr(world, kind)
+    fuzz(entries, 60, 3)
     before = resident(), open_files()
-    fuzz(specimens, 60, 3)
-    fuzz(specimens, 60, 3)
+    fuzz(entries, 60, 3)
+    fuzz(entries, 60, 3)
     after = resident(), open_files()
     assert after[1] == before[1]
     assert after[0] - before[0] < 12_000_000

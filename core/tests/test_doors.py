@@ -74,7 +74,7 @@ def test_a_claim_in_a_group_that_is_none_is_told(site: Any, open_registry: Calla
 
 
 def late_png(side: int, *, orientation: int | None = None) -> bytes:
-    """A PNG of one colour whose metadata follow its pixels."""
+    """A PNG of one color whose metadata follow its pixels."""
     out = io.BytesIO()
     Image.new("L", (side, side // 2)).save(out, "PNG")
     data = out.getvalue()
@@ -116,9 +116,9 @@ def test_what_was_decoded_goes_with_the_call() -> None:
     source.probe()
     tracemalloc.start()
     try:
-        medium = source.decode()
-        held = medium.pixels.nbytes
-        del medium
+        media_input = source.decode()
+        held = media_input.pixels.nbytes
+        del media_input
         assert tracemalloc.get_traced_memory()[0] < held / 20
     finally:
         tracemalloc.stop()
@@ -149,7 +149,7 @@ def test_escapes_are_resolved_piece_by_piece_as_whole(size: int, pattern: str) -
 
 
 @pytest.mark.parametrize("value", [bytearray(b"x"), memoryview(b"x"), b"x", "x", 5, None, {"a": 1}])
-def test_one_medium_in_place_of_a_list_is_the_servers_fault(value: Any) -> None:
+def test_one_media_in_place_of_a_list_is_the_servers_fault(value: Any) -> None:
     from mm_plugin.items import Modality
     from mm_plugin.processor.arguments import in_order
 

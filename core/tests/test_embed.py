@@ -527,8 +527,8 @@ def test_new_weights_make_old_rows_unreachable(table: torch.nn.Embedding) -> Non
     cache = EmbeddingCache(1 << 20)
     inputs = make_inputs(5, [make_item(1, [(1, 3)])])
     old, new = Recorder(), Recorder(lambda item: rows_of(item) + 1)
-    old.bind(version="a", blame={})
-    new.bind(version="b", blame={})
+    old.bind(version="a", owner={})
+    new.bind(version="b", owner={})
     first = step(ForwardBatch([inputs], [0], [5]), table, old, cache).input_embeds
     second = step(ForwardBatch([inputs], [0], [5]), table, new, cache).input_embeds
     assert torch.equal(second[1:4], first[1:4] + 1)
@@ -671,7 +671,7 @@ def test_an_item_that_raises_fails_alone_after_one_try_each(
     error: Exception, kind: type[Exception], table: torch.nn.Embedding
 ) -> None:
     encoder = Failing(error)
-    encoder.bind(version="", blame={"plugin": "p", "distribution": "d", "version": "1"})
+    encoder.bind(version="", owner={"plugin": "p", "distribution": "d", "version": "1"})
     out = three(table, encoder)
     assert encoder.calls == [[1, 2, 3], [1], [2], [3]]
     assert isinstance(out.failed[0].error, kind)

@@ -19,7 +19,7 @@ from mm_plugin.errors import EncoderError
 from mm_plugin.events import EncodeBatch, Event, Observers
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
 HIDDEN = 3
 
@@ -41,7 +41,7 @@ def make_inputs(*media: tuple[int, int], given: bool = False) -> MultimodalInput
     return MultimodalInputs(
         mm_items=items,
         padded_input_ids=pad_by_offsets(np.zeros(cursor, np.int64), items),
-        token_modalities=mark_modalities(items, cursor),
+        token_modalities=token_modalities_of(items, cursor),
     )
 
 

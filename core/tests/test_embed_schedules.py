@@ -16,7 +16,7 @@ from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
 from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
 HIDDEN, VOCABULARY, LAYERS = 2, 30, 2
 ROW_BYTES = HIDDEN * 4
@@ -79,7 +79,7 @@ class Request:
 
     def __init__(self, media: Sequence[Medium], tail: int, woven: bool) -> None:
         self.owner: dict[int, tuple[int, list[float]]] = {}
-        runs = [(index, number) for index, medium in enumerate(media) for number in range(len(medium.runs))]
+        runs = [(index, number) for index, media_input in enumerate(media) for number in range(len(media_input.runs))]
         if woven:  # first runs of all items, then second runs: an item's gap then holds another item
             runs.sort(key=lambda run: run[1])
         found: list[list[tuple[int, int]]] = [[] for _ in media]
@@ -90,26 +90,26 @@ class Request:
             found[index].append((start, start + length - 1))
             cursor, before = start + length, index
         items = []
-        for index, (medium, offsets) in enumerate(zip(media, found, strict=True)):
+        for index, (media_input, offsets) in enumerate(zip(media, found, strict=True)):
             places = [place for start, end in offsets for place in range(start, end + 1)]
-            rows = rows_from(medium.modality, medium.seed, len(places))
+            rows = rows_from(media_input.modality, media_input.seed, len(places))
             self.owner |= {place: (index, row) for place, row in zip(places, rows, strict=True)}
-            given = medium.form is MultimodalInputFormat.PRECOMPUTED_EMBEDDING
+            given = media_input.form is MultimodalInputFormat.PRECOMPUTED_EMBEDDING
             item = MultimodalDataItem(
-                modality=medium.modality,
+                modality=media_input.modality,
                 offsets=offsets,
-                format=medium.form,
-                feature=None if given else np.array([medium.seed]),
+                format=media_input.form,
+                feature=None if given else np.array([media_input.seed]),
                 precomputed_embeddings=torch.tensor(rows) if given else None,
             )
-            item.set_identity(bytes([medium.modality, medium.seed]) * 16)
+            item.set_identity(bytes([media_input.modality, media_input.seed]) * 16)
             items.append(item)
         self.length = cursor + tail
         ids = (np.arange(self.length) * 7 + 3) % VOCABULARY
         self.inputs = MultimodalInputs(
             mm_items=items,
             padded_input_ids=pad_by_offsets(ids, items),
-            token_modalities=mark_modalities(items, len(ids)),
+            token_modalities=token_modalities_of(items, len(ids)),
         )
         text = [[-(int(token) * HIDDEN + column) - 1.0 for column in range(HIDDEN)] for token in ids]
         self.reference = [self.owner[place][1] if place in self.owner else row for place, row in enumerate(text)]
@@ -258,7 +258,7 @@ def test_chunks_of_one_request_alone_encode_each_item_once_whatever_the_cache(
     media: list[Medium], extends: list[int], capacity: int | None, woven: bool
 ) -> None:
     """Items of other seeds, so that none helps another; each is held from its first row to its last."""
-    distinct = [msgspec.structs.replace(medium, seed=index + 1) for index, medium in enumerate(media)]
+    distinct = [msgspec.structs.replace(media_input, seed=index + 1) for index, media_input in enumerate(media)]
     request, encoders = Request(distinct, 2, woven), Encoders(deep=False)
     cache = None if capacity is None else EmbeddingCache(capacity)
     case = Case(requests=(), capacity=capacity, moves=(), max_tokens=None, deep=False)

@@ -25,7 +25,7 @@ def make_item(count: int, *, rows: Any = None) -> MultimodalDataItem:
 
 
 def check(result: Any, items: Sequence[MultimodalDataItem], dtype: torch.dtype = torch.float32) -> list[Encoded]:
-    return checked_rows(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, blame=BLAME)
+    return checked_rows(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, owner=BLAME)
 
 
 class Everything(Encoder, EncodesImages, EncodesVideos, EncodesAudio):
@@ -43,9 +43,9 @@ class Everything(Encoder, EncodesImages, EncodesVideos, EncodesAudio):
         return ["audio", *items]
 
 
-class Sounds(Encoder, EncodesAudio):
+class Audios(Encoder, EncodesAudio):
     @classmethod
-    def load(cls, checkpoint: Any, device: Any, dtype: Any) -> Sounds:
+    def load(cls, checkpoint: Any, device: Any, dtype: Any) -> Audios:
         return cls()
 
     def get_audio_feature(self, items: Sequence[Any]) -> list[Any]:
@@ -63,10 +63,10 @@ def test_each_modality_goes_to_its_own_mixin(modality: Modality) -> None:
 
 @pytest.mark.parametrize("modality", [Modality.IMAGE, Modality.VIDEO])
 def test_what_has_no_mixin_is_refused_by_name(modality: Modality) -> None:
-    encoder = Sounds()
-    encoder.bind(version="1", blame=BLAME)
+    encoder = Audios()
+    encoder.bind(version="1", owner=BLAME)
     assert encoder.encode(Modality.AUDIO, []) == ["audio"]
-    with pytest.raises(EncoderError, match=f"Sounds does not encode {modality.argument}") as caught:
+    with pytest.raises(EncoderError, match=f"Audios does not encode {modality.argument}") as caught:
         encoder.encode(modality, [])
     assert (caught.value.plugin, caught.value.distribution, caught.value.version) == tuple(BLAME.values())
 
@@ -84,9 +84,9 @@ def test_an_encoder_that_lacks_a_method_cannot_be_made() -> None:
 def test_binding_is_of_the_object_and_not_of_its_class() -> None:
     first, second = Everything(), Everything()
     observers = Observers()
-    first.bind(version="a", blame=BLAME, observers=observers)
-    assert (first.version, first.blame, first.observers) == ("a", BLAME, observers)
-    assert (second.version, second.blame, second.observers) == ("", {}, None)
+    first.bind(version="a", owner=BLAME, observers=observers)
+    assert (first.version, first.owner, first.observers) == ("a", BLAME, observers)
+    assert (second.version, second.owner, second.observers) == ("", {}, None)
 
 
 # ------------------------------------------------------------------ rows that were encoded

@@ -25,10 +25,10 @@ TREE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ProcessorError": ("PluginError", "processor", ("plugin", "distribution", "version")),
     "EncoderError": ("PluginError", "encoder", ("plugin", "distribution", "version")),
     "NoModelError": ("MMPluginError", "no_model", ("asked", "records", "served")),
-    "NeutralError": ("MMPluginError", "neutral", ()),
-    "SpanError": ("NeutralError", "span", ()),
-    "SizeError": ("NeutralError", "size", ()),
-    "SpecError": ("NeutralError", "spec", ()),
+    "UnattributedError": ("MMPluginError", "neutral", ()),
+    "SpanError": ("UnattributedError", "span", ()),
+    "SizeError": ("UnattributedError", "size", ()),
+    "SpecError": ("UnattributedError", "spec", ()),
 }
 
 
@@ -139,4 +139,4 @@ def test_an_error_is_caught_by_what_stands_above_it(name: str, caught: str) -> N
 
 
 def test_a_client_error_is_no_plugin_error() -> None:
-    assert not issubclass(errors.RequestError, errors.PluginError | errors.UsageError | errors.NeutralError)
+    assert not issubclass(errors.RequestError, errors.PluginError | errors.UsageError | errors.UnattributedError)

@@ -11,9 +11,19 @@ import msgspec
 import pytest
 
 from mm_plugin import events
-from mm_plugin.events import EncodeBatch, Event, Fallback, ItemFailed, ItemKeyed, Observers, ReadBack
+from mm_plugin.events import (
+    DeviceSync,
+    EncodeBatch,
+    Event,
+    FallbackUsed,
+    HashIgnored,
+    ItemDropped,
+    ItemFailed,
+    ItemKeyed,
+    Observers,
+)
 
-FALLBACK = Fallback(what="A", used="b", why="c")
+FALLBACK = FallbackUsed(asked="A", plugin="b", why="c")
 EVENTS = [
     FALLBACK,
     EncodeBatch(modality="image", num_items=2, num_tokens=8, elapsed_ms=1.5),
@@ -21,7 +31,9 @@ EVENTS = [
     ItemKeyed(
         plugin="p", path="images[0]", modality="image", identity="ab", num_tokens=4, cached=False, elapsed_ms=0.5
     ),
-    ReadBack(what="rows per frame"),
+    DeviceSync(what="rows per frame"),
+    HashIgnored(path="mm_hashes", why="c"),
+    ItemDropped(path="images[0]", why="c"),
 ]
 
 

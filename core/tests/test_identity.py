@@ -226,7 +226,7 @@ def test_what_has_no_identity_is_refused(value: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_a_quantised_tensor_is_refused() -> None:
+def test_a_quantized_tensor_is_refused() -> None:
     with pytest.raises(UsageError, match="no identity"):
         feature_digest(torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8))
 
@@ -426,43 +426,43 @@ def test_an_identity_is_never_a_source_key_of_the_same_values() -> None:
     assert identity != source_key("m", 1, 1, b"f" * 32, b"o" * 32, None)
 
 
-# ------------------------------------------------------------------ pictures, clips and sounds
+# ------------------------------------------------------------------ images, videos and audio inputs
 
 
-def coloured(mode: str, data: bytes, size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
+def colored(mode: str, data: bytes, size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
     image = Image.frombytes(mode, size, data)
     image.info.update(info)
     return image
 
 
-def paletted(colours: list[int], mode: str = "P", size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
+def paletted(colors: list[int], mode: str = "P", size: tuple[int, int] = (4, 4), **info: Any) -> Image.Image:
     image = Image.frombytes(mode, size, bytes([0, 1, 0, 1] * 4))
-    image.putpalette(colours)
+    image.putpalette(colors)
     image.info.update(info)
     return image
 
 
 GRAY = bytes(range(16))
-PICTURES = [
-    coloured("L", GRAY),
-    coloured("L", GRAY, (2, 8)),
-    coloured("L", GRAY, (8, 2)),
-    coloured("L", bytes([1, *range(1, 16)])),
-    coloured("L", GRAY, transparency=0),
-    coloured("L", GRAY, transparency=1),
-    coloured("LA", GRAY * 2),
-    coloured("RGB", GRAY * 3),
-    coloured("RGB", GRAY * 3, transparency=(0, 1, 2)),
-    coloured("YCbCr", GRAY * 3),
-    coloured("HSV", GRAY * 3),
-    coloured("RGBA", GRAY * 4),
-    coloured("CMYK", GRAY * 4),
-    coloured("RGBX", GRAY * 4),
-    coloured("F", GRAY * 4),
-    coloured("I", GRAY * 4),
-    coloured("I;16", GRAY * 2),
-    coloured("1", bytes(range(4))),
-    coloured("L", bytes([0, 1, 0, 1] * 4)),
+IMAGES = [
+    colored("L", GRAY),
+    colored("L", GRAY, (2, 8)),
+    colored("L", GRAY, (8, 2)),
+    colored("L", bytes([1, *range(1, 16)])),
+    colored("L", GRAY, transparency=0),
+    colored("L", GRAY, transparency=1),
+    colored("LA", GRAY * 2),
+    colored("RGB", GRAY * 3),
+    colored("RGB", GRAY * 3, transparency=(0, 1, 2)),
+    colored("YCbCr", GRAY * 3),
+    colored("HSV", GRAY * 3),
+    colored("RGBA", GRAY * 4),
+    colored("CMYK", GRAY * 4),
+    colored("RGBX", GRAY * 4),
+    colored("F", GRAY * 4),
+    colored("I", GRAY * 4),
+    colored("I;16", GRAY * 2),
+    colored("1", bytes(range(4))),
+    colored("L", bytes([0, 1, 0, 1] * 4)),
     paletted([0, 0, 0, 255, 0, 0]),
     paletted([0, 0, 0, 0, 255, 0]),
     paletted([255, 0, 0, 0, 0, 0]),
@@ -474,22 +474,22 @@ PICTURES = [
 
 
 @pytest.mark.case("3.6")
-def test_pictures_that_differ_in_anything_that_shows_have_different_frames() -> None:
-    frames = [frame(picture) for picture in PICTURES]
+def test_images_that_differ_in_anything_that_shows_have_different_frames() -> None:
+    frames = [frame(img) for img in IMAGES]
     clashes = [(i, j) for i, j in itertools.combinations(range(len(frames)), 2) if frames[i] == frames[j]]
     assert clashes == []
     assert len({len(part) for part in frames}) > 1
-    assert [frame(picture.copy()) for picture in PICTURES] == frames
-    assert not {frame(np.asarray(picture)) for picture in PICTURES} & set(frames)
+    assert [frame(img.copy()) for img in IMAGES] == frames
+    assert not {frame(np.asarray(img)) for img in IMAGES} & set(frames)
 
 
 @pytest.mark.case("3.5")
 @pytest.mark.parametrize("kind", ["TIFF", "PNG", "GIF", "JPEG"])
-def test_a_picture_has_one_frame_before_and_after_it_is_loaded(kind: str) -> None:
+def test_an_image_has_one_frame_before_and_after_it_is_loaded(kind: str) -> None:
     file = io.BytesIO()
     turned = Image.Exif()
     turned[0x0112] = 6
-    coloured("RGB", bytes(range(24)), (4, 2)).save(file, kind, **({} if kind == "GIF" else {"exif": turned}))
+    colored("RGB", bytes(range(24)), (4, 2)).save(file, kind, **({} if kind == "GIF" else {"exif": turned}))
     lazy, loaded = (Image.open(io.BytesIO(file.getvalue())) for _ in range(2))
     loaded.load()
     assert frame(lazy) == frame(loaded)
@@ -497,7 +497,7 @@ def test_a_picture_has_one_frame_before_and_after_it_is_loaded(kind: str) -> Non
 
 @pytest.mark.case("3.2")
 @pytest.mark.case("3.6")
-def test_a_uniform_picture_is_told_apart_by_its_grid() -> None:
+def test_a_uniform_image_is_told_apart_by_its_grid() -> None:
     rows = np.full((64, 12), 7, np.uint8)  # 64 patches, whether they lie 4 x 16 or 16 x 4
     feature = feature_digest(rows)
     grids = [[1, 4, 16], [1, 16, 4], [1, 8, 8], [1, 64, 1], [4, 4, 4]]
@@ -518,9 +518,9 @@ def test_an_image_is_no_video_of_one_frame() -> None:
     assert frame(pixels) != frame(pixels[None]) != frame([pixels]) != frame([[pixels]])
 
 
-def test_sound_is_its_samples_and_their_rate() -> None:
+def test_audio_is_its_samples_and_their_rate() -> None:
     samples = np.arange(8, dtype=np.int16)
-    sounds: list[Any] = [
+    audios: list[Any] = [
         {"samples": samples, "rate": 16_000},
         {"samples": samples, "rate": 16_000.0},
         {"samples": samples, "rate": 8_000},
@@ -531,14 +531,14 @@ def test_sound_is_its_samples_and_their_rate() -> None:
         samples,
         [samples, 16_000],
     ]
-    assert len({frame(sound) for sound in sounds}) == len(sounds)
-    assert frame({"rate": 16_000, "samples": torch.from_numpy(samples)}) == frame(sounds[0])
+    assert len({frame(audio) for audio in audios}) == len(audios)
+    assert frame({"rate": 16_000, "samples": torch.from_numpy(samples)}) == frame(audios[0])
 
 
-def test_frames_of_a_clip_are_told_apart_by_order_and_number() -> None:
+def test_frames_of_a_video_are_told_apart_by_order_and_number() -> None:
     first, second = np.zeros((2, 2), np.uint8), np.ones((2, 2), np.uint8)
-    clips: list[Any] = [[first, second], [second, first], [first], [first, first], np.stack([first, second]), []]
-    assert len({frame(clip) for clip in clips}) == len(clips)
+    videos: list[Any] = [[first, second], [second, first], [first], [first, first], np.stack([first, second]), []]
+    assert len({frame(video) for video in videos}) == len(videos)
 
 
 @given(

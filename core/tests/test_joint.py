@@ -13,24 +13,24 @@ from PIL import Image
 
 from mm_plugin import (
     BaseOptions,
+    DecodedMedia,
+    JointItem,
+    JointOutput,
     LimitError,
     MediaError,
-    Medium,
     Modality,
     ModelProcessor,
     ModelSpec,
     MultimodalInputs,
     PlaceholderError,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
+    ProcessesJointly,
     ProcessorError,
     Replacement,
     RequestError,
-    TakesWhole,
     UsageError,
-    Whole,
-    WholeItem,
 )
-from mm_plugin.events import Fallback, ItemKeyed
+from mm_plugin.events import HashIgnored, ItemKeyed
 
 WORD, OTHER, IMAGE, MARK = 1, 2, 3, 4
 SPEC = ModelSpec(
@@ -46,29 +46,29 @@ SPEC = ModelSpec(
 Open = Callable[..., Any]
 
 
-class Mosaic(ModelProcessor, TakesWhole):
-    """All pictures side by side, as many rows as the highest is high, wherever the text says `<image>`; then a mark."""
+class Mosaic(ModelProcessor, ProcessesJointly):
+    """All images side by side, as many rows as the highest is high, wherever the text says `<image>`; then a mark."""
 
     Options = BaseOptions
     seen: list[tuple[str, bool]]
 
-    def as_a_whole(self) -> bool:
+    def is_joint(self) -> bool:
         return True
 
-    def prepare_whole(
-        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
-    ) -> Whole:
-        pictures = [medium.pixels for medium in media[Modality.IMAGE]]
-        if text.count("<image>") != len(pictures):
-            raise PlaceholderError("prompt: as many pictures as places", path="prompt")
-        heights = [len(picture) for picture in pictures]
+    def prepare_jointly(
+        self, text: str, media: Mapping[Modality, Sequence[DecodedMedia]], options: Any, *, rendered: bool
+    ) -> JointOutput:
+        images = [decoded.pixels for decoded in media[Modality.IMAGE]]
+        if text.count("<image>") != len(images):
+            raise PlaceholderError("prompt: as many images as places", path="prompt")
+        heights = [len(image) for image in images]
         ids: list[int] = []
         for word in text.split():
             ids += [IMAGE] * max(heights) if word == "<image>" else [WORD]
-        takes_row = np.array([index == IMAGE for index in ids] + [False])
-        feature = np.concatenate([picture.reshape(-1) for picture in pictures])
+        is_embed = np.array([index == IMAGE for index in ids] + [False])
+        feature = np.concatenate([image.reshape(-1) for image in images])
         fields = {"heights": np.array(heights)}
-        return Whole(np.array([*ids, MARK]), [WholeItem(Modality.IMAGE, takes_row, feature, fields)])
+        return JointOutput(np.array([*ids, MARK]), [JointItem(Modality.IMAGE, is_embed, feature, fields)])
 
     def context(self, counts: Mapping[Modality, int]) -> None:
         return None
@@ -76,7 +76,7 @@ class Mosaic(ModelProcessor, TakesWhole):
     def layout(self, modality: Modality, size: Any, options: Any, context: None) -> dict[str, Any]:
         raise AssertionError("a medium was laid out by itself")
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
         raise AssertionError("a medium was prepared by itself")
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
@@ -171,12 +171,12 @@ def test_limits_hold(open_words: Open, decodes: list[str]) -> None:
 
 
 def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlaceholderError, match="as many pictures as places"):
+    with pytest.raises(PlaceholderError, match="as many images as places"):
         mosaic.process("word", [A])
     with pytest.raises(MediaError, match="images\\[0\\]"):
         mosaic.process("<image>", [A[:40]])
     with pytest.raises(RequestError, match="takes no prepared images"):
-        mosaic.process("<image>", [PrecomputedRows(np.zeros((3, 8)), {})])
+        mosaic.process("<image>", [PrecomputedEmbeddings(np.zeros((3, 8)), {})])
     with pytest.raises(RequestError, match="mosaic takes images, not audios"):
         mosaic.process("<image>", [A], audios=[b"x"])
 
@@ -185,16 +185,16 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
     feature = np.zeros(3, dtype=np.uint8)
     wrong: list[tuple[Any, str]] = [
         (None, "must return Whole"),
-        (Whole(ids.astype(np.int32), [WholeItem(Modality.IMAGE, row, feature, good)]), "int64"),
-        (Whole(ids, []), "one item for each"),
-        (Whole(ids, [WholeItem(Modality.AUDIO, row, feature, good)]), "one item for each"),
-        (Whole(ids, [WholeItem(Modality.IMAGE, row, feature, {})]), "the spec declares"),
-        (Whole(ids, [WholeItem(Modality.IMAGE, row[:1], feature, good)]), "bool"),
-        (Whole(ids, [WholeItem(Modality.IMAGE, ~row & row, feature, good)]), "no token that takes a row"),
-        (Whole(ids, [WholeItem(Modality.IMAGE, row, "feature", good)]), "no identity"),
+        (JointOutput(ids.astype(np.int32), [JointItem(Modality.IMAGE, row, feature, good)]), "int64"),
+        (JointOutput(ids, []), "one item for each"),
+        (JointOutput(ids, [JointItem(Modality.AUDIO, row, feature, good)]), "one item for each"),
+        (JointOutput(ids, [JointItem(Modality.IMAGE, row, feature, {})]), "the spec declares"),
+        (JointOutput(ids, [JointItem(Modality.IMAGE, row[:1], feature, good)]), "bool"),
+        (JointOutput(ids, [JointItem(Modality.IMAGE, ~row & row, feature, good)]), "no token that takes a row"),
+        (JointOutput(ids, [JointItem(Modality.IMAGE, row, "feature", good)]), "no identity"),
     ]
     for value, said in wrong:
-        monkeypatch.setattr(Mosaic, "prepare_whole", lambda self, *_, value=value, **__: value)
+        monkeypatch.setattr(Mosaic, "prepare_jointly", lambda self, *_, value=value, **__: value)
         with pytest.raises(ProcessorError, match=said):
             mosaic.process("<image>", [A])
 
@@ -202,5 +202,5 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_a_callers_hashes_are_left_aside_and_that_is_told(mosaic: Any, events: list[Any]) -> None:
     plain = mosaic.process("<image>", [A]).mm_items[0].identity
     assert mosaic.process("<image>", [A], mm_hashes=["ab"]).mm_items[0].identity == plain
-    (told,) = [event for event in events if isinstance(event, Fallback)]
-    assert (told.what, told.why) == ("mm_hashes", "the request is prepared as a whole")
+    (told,) = [event for event in events if isinstance(event, HashIgnored)]
+    assert (told.path, told.why) == ("mm_hashes", "the request is prepared as a whole")

@@ -129,11 +129,11 @@ def test_patches_are_embedded_as_the_convolution_does_in_float64(frames: int, bi
     weight = normal(width, 3, frames, side, side, seed=1) / 10
     offset = normal(width, seed=2) if bias else None
     embed = PatchEmbedding(weight, offset, mean=MEAN, std=STD, rescale=1 / 255, dtype=torch.float32)
-    clip = np.random.default_rng(3).integers(0, 256, (frames, 8, 12, 3), dtype=np.uint8)
+    footage = np.random.default_rng(3).integers(0, 256, (frames, 8, 12, 3), dtype=np.uint8)
     mean, std = (torch.tensor(part, dtype=torch.float64)[:, None, None, None] for part in (MEAN, STD))
 
-    def truth(pictures: np.ndarray) -> torch.Tensor:
-        video = torch.from_numpy(pictures).permute(3, 0, 1, 2).double() / 255  # [3, frames, height, width]
+    def truth(images: np.ndarray) -> torch.Tensor:
+        video = torch.from_numpy(images).permute(3, 0, 1, 2).double() / 255  # [3, frames, height, width]
         out = functional.conv3d(
             ((video - mean) / std)[None],
             weight.double(),
@@ -143,13 +143,13 @@ def test_patches_are_embedded_as_the_convolution_does_in_float64(frames: int, bi
         return out[0, :, 0].reshape(width, -1).T  # [n_patches, width], row after row
 
     sizes = {"patch_size": side, "merge_size": 1}
-    compact = patchify_frames(clip, frames, 8, 12, temporal_patch_size=frames, **sizes)
-    expected = truth(clip)
+    compact = patchify_frames(footage, frames, 8, 12, temporal_patch_size=frames, **sizes)
+    expected = truth(footage)
     floats = (torch.from_numpy(compact).reshape(-1, 3, frames * side**2).double() / 255 - mean[:, 0, 0]) / std[:, 0, 0]
     for feature in (torch.from_numpy(compact), floats.float().flatten(1), floats.flatten(1)):
         assert torch.allclose(embed(feature).double(), expected, rtol=0, atol=1e-5)
-    picture = torch.from_numpy(patchify(clip[0], **sizes))
-    assert torch.allclose(embed(picture).double(), truth(np.repeat(clip[:1], frames, axis=0)), rtol=0, atol=1e-5)
+    image = torch.from_numpy(patchify(footage[0], **sizes))
+    assert torch.allclose(embed(image).double(), truth(np.repeat(footage[:1], frames, axis=0)), rtol=0, atol=1e-5)
 
 
 def test_products_are_rounded_once_in_a_small_dtype() -> None:
@@ -298,10 +298,10 @@ def test_places_follow_the_patches(grids: list[tuple[int, int, int]], merge: int
     grids = [(t, merge * h, merge * w) for t, h, w in grids]
     expected = []
     for t, rows, columns in grids:
-        # Patches of a picture whose levels tell their own place, a pixel a patch.
-        picture = np.zeros((rows, columns, 3), dtype=np.uint8)
-        picture[..., 0], picture[..., 1] = np.arange(rows)[:, None], np.arange(columns)
-        expected += [patchify(picture, patch_size=1, merge_size=merge)[:, :2, 0]] * t
+        # Patches of an image whose levels tell their own place, a pixel a patch.
+        image = np.zeros((rows, columns, 3), dtype=np.uint8)
+        image[..., 0], image[..., 1] = np.arange(rows)[:, None], np.arange(columns)
+        expected += [patchify(image, patch_size=1, merge_size=merge)[:, :2, 0]] * t
     assert np.array_equal(merge_order(grids, merge), np.concatenate(expected))
 
 
@@ -320,7 +320,7 @@ def test_windows_are_transformers_own(grids: list[tuple[int, int, int]], window:
     ours = [tuple(order[a:b].tolist()) for a, b in itertools.pairwise(cut)]
     assert sorted(ours) == sorted(theirs)
     assert sorted(order.tolist()) == list(range(sum(t * h * w for t, h, w in grids) // 4))
-    assert lengths == sorted(lengths, reverse=True)  # equal ones are neighbours, so that they are one call
+    assert lengths == sorted(lengths, reverse=True)  # equal ones are neighbors, so that they are one call
     assert order.dtype == np.int64
 
 

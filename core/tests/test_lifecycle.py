@@ -20,7 +20,7 @@ from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin.positions import extend_positions, mrope_positions, slice_positions
 from mm_plugin.scheduler import Lifecycle, LiveMedia, RequestMedia, merge
 
@@ -53,7 +53,7 @@ def make_inputs(seq: int, items: Sequence[MultimodalDataItem], ids: np.ndarray |
     output = MultimodalProcessorOutput(
         input_ids=plain,
         padded_input_ids=pad_by_offsets(plain, items),
-        token_modalities=mark_modalities(items, seq),
+        token_modalities=token_modalities_of(items, seq),
         mm_items=list(items),
     )
     return MultimodalInputs.from_processor_output(output)
@@ -272,7 +272,7 @@ def test_a_request_that_has_ended_is_over(call: str) -> None:
         getattr(media, call)(two_items() if call == "next_turn" else 0)
 
 
-def test_requests_of_one_medium_end_one_by_one() -> None:
+def test_requests_of_one_media_end_one_by_one() -> None:
     first, second = two_items(), two_items()
     lifecycle = Lifecycle()
     one, two = lifecycle.admit(first), lifecycle.admit(second)

@@ -1,4 +1,4 @@
-"""Every accepted kind of medium ends in the same pixels; everything else ends in an error that names its place."""
+"""Every accepted kind of media input ends in the same pixels; everything else ends in an error that names its place."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ import pytest
 from PIL import EpsImagePlugin, Image, ImageFile
 
 from mm_plugin.errors import LimitError, MediaError
-from mm_plugin.media import ImageSource, normalise_image, open_image
+from mm_plugin.media import ImageSource, normalize_image, open_image
 from mm_plugin.settings import Settings
 
 PATH = "images[2]"
@@ -84,13 +84,13 @@ def data_url(data: bytes, head: str = "data:image/png;base64") -> str:
     ],
     ids=["bytes", "bytearray", "memoryview", "strided memoryview", "data URL", "PIL", "numpy"],
 )
-def test_every_kind_of_one_picture_has_the_same_pixels(wrap: Callable[[bytes], Any]) -> None:
+def test_every_kind_of_one_image_has_the_same_pixels(wrap: Callable[[bytes], Any]) -> None:
     assert np.array_equal(pixels(wrap(encode(STORED))), STORED)
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP", "JPEG2000"])
 def test_lossless_formats_keep_every_pixel(format: str) -> None:
-    gray = np.repeat(STORED[:, :, :1], 3, axis=2)  # GIF keeps 256 colours
+    gray = np.repeat(STORED[:, :, :1], 3, axis=2)  # GIF keeps 256 colors
     assert np.array_equal(pixels(encode(gray, format, **({"lossless": True} if format == "WEBP" else {}))), gray)
 
 
@@ -172,7 +172,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"PNG": {}, "JPEG": {"quality": 90}, "WEBP"
 @pytest.mark.case("1.2")
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", OPTIONS)
-def test_a_picture_is_seen_as_a_viewer_shows_it(format: str, orientation: int) -> None:
+def test_an_image_is_seen_as_a_viewer_shows_it(format: str, orientation: int) -> None:
     flat = np.array(Image.open(io.BytesIO(encode(STORED, format, **OPTIONS[format]))))
     expected = SEEN[orientation](flat)
     data = encode(STORED, format, exif=exif(orientation), **OPTIONS[format])
@@ -183,7 +183,7 @@ def test_a_picture_is_seen_as_a_viewer_shows_it(format: str, orientation: int) -
     loaded.load()
     for value in (data, data_url(data), opened, loaded):
         assert np.array_equal(pixels(value), expected)
-    assert np.array_equal(normalise_image(Image.open(io.BytesIO(data))), expected)
+    assert np.array_equal(normalize_image(Image.open(io.BytesIO(data))), expected)
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
@@ -192,7 +192,7 @@ def test_an_orientation_that_does_not_exist_is_none(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("block", [b"", b"Exif\0\0", b"Exif\0\0MM", b"garbage", b"Exif\0\0II*\0\xff\xff\xff\xff"])
-def test_a_broken_exif_block_does_not_refuse_the_picture(block: bytes) -> None:
+def test_a_broken_exif_block_does_not_refuse_the_image(block: bytes) -> None:
     assert np.array_equal(pixels(encode(STORED, exif=block)), STORED)
 
 
@@ -257,7 +257,7 @@ HIDDEN, SHOWN = (10, 20, 30), (200, 100, 50)
 
 
 def palette_image(mode: str = "P") -> Image.Image:
-    """Two pixels: the first of colour 0, the second of colour 1."""
+    """Two pixels: the first of color 0, the second of color 1."""
     image = Image.new("P", (2, 1))
     image.putpalette([*HIDDEN, *SHOWN])
     image.putdata([0, 1])
@@ -450,7 +450,7 @@ def forbid_loading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.case("1.8")
 @pytest.mark.parametrize("late", [b"", chunk(b"eXIf", b"II*\0\x08\0\0\0\0\0")], ids=["plain", "with a late chunk"])
-def test_a_picture_that_only_promises_many_pixels_is_refused_before_they_are_allocated(
+def test_an_image_that_only_promises_many_pixels_is_refused_before_they_are_allocated(
     monkeypatch: pytest.MonkeyPatch, late: bytes
 ) -> None:
     data = bomb(9000, 9000)
@@ -482,7 +482,7 @@ def test_more_pixels_than_pillow_opens_are_refused_too(monkeypatch: pytest.Monke
 
 @pytest.mark.case("1.8")
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_picture_between_the_default_limit_and_pillow_s_is_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_between_the_default_limit_and_pillow_s_is_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_loading(monkeypatch)
     source = take(bomb(10_000, 9_000))
     with pytest.raises(LimitError, match="89478485") as caught:
@@ -530,9 +530,7 @@ def test_a_long_data_url_is_refused_before_it_is_decoded(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("format", ["EPS", "ICNS", "TGA", "PCX", "DDS", "SGI", "MSP", "XBM"])
-def test_formats_that_run_programs_or_nest_pictures_are_not_opened(
-    format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formats_that_run_programs_or_nest_images_are_not_opened(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: pytest.fail("a program was run"))
     image = Image.new("1" if format in ("MSP", "XBM") else "RGB", (32, 32))
     assert refused(encode(image, format)).reason == "format"
@@ -608,7 +606,7 @@ def test_malformed_data_urls_are_refused(url: str, reason: str) -> None:
 
 @pytest.fixture
 def rooted(tmp_path: Path) -> tuple[Path, Settings]:
-    """A media root with a picture in it and one outside of it."""
+    """A media root with an image in it and one outside of it."""
     root = tmp_path / "media"
     (root / "in").mkdir(parents=True)
     (tmp_path / "media2").mkdir()

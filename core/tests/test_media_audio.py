@@ -1,4 +1,4 @@
-"""Sounds: PCM by arithmetic, resampling by formula and against scipy's, lengths exactly, limits counted."""
+"""Audio inputs: PCM by arithmetic, resampling by formula and against scipy's, lengths exactly, limits counted."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def opened(value: Any, **limits: Any) -> Any:
 def samples_of(value: Any, rate: int) -> np.ndarray:
     source = opened(value)
     size = source.probe(rate)
-    medium = source.decode(size)
-    assert medium.size == size == AudioSize(len(medium.samples), rate)
-    assert medium.samples.dtype == np.float32
-    assert medium.samples.ndim == 1
-    return medium.samples
+    media_input = source.decode(size)
+    assert media_input.size == size == AudioSize(len(media_input.samples), rate)
+    assert media_input.samples.dtype == np.float32
+    assert media_input.samples.ndim == 1
+    return media_input.samples
 
 
 def wav(data: bytes, rate: int, channels: int, bits: int, *, kind: int = 1, extra: bytes = b"") -> bytes:
@@ -136,7 +136,7 @@ LOSSY = [
 
 
 @pytest.mark.parametrize(("container", "codec", "form", "rate"), LOSSY)
-def test_lossy_sounds_are_near_what_they_were(container: str, codec: str, form: str, rate: int) -> None:
+def test_lossy_audios_are_near_what_they_were(container: str, codec: str, form: str, rate: int) -> None:
     levels = sine(rate, 1.5)
     data = encoded(whole_numbers(levels)[:, None], rate, container, codec, form=form)
     found = samples_of(data, rate)
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("wanted", [16000, 44100])
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_sounds_are_refused(name: str, wanted: int) -> None:
+def test_wrong_audios_are_refused(name: str, wanted: int) -> None:
     value, reason = WRONG[name]
     with pytest.raises(MediaError) as caught:
         samples_of(value, wanted)
@@ -290,14 +290,14 @@ def test_wrong_sounds_are_refused(name: str, wanted: int) -> None:
         assert caught.value.reason == reason
 
 
-def test_a_clip_without_sound_and_a_rare_codec_are_refused() -> None:
+def test_a_video_without_audio_and_a_rare_codec_are_refused() -> None:
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as out:
         stream = out.add_stream("mpeg4", rate=5)
         stream.height = stream.width = 32
         out.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
         out.mux(stream.encode(None))
-    with pytest.raises(MediaError, match="no sound"):
+    with pytest.raises(MediaError, match="no audio"):
         samples_of(file.getvalue(), 16000)
     rare = encoded(whole_numbers(sine(16000, 0.3))[:, None], 16000, "wav", "adpcm_ima_wav", form="s16p")
     with pytest.raises(MediaError, match="codec"):
@@ -307,7 +307,7 @@ def test_a_clip_without_sound_and_a_rare_codec_are_refused() -> None:
 @pytest.mark.parametrize(
     ("container", "codec", "form", "rate"), [*LOSSY, ("flac", "flac", "s16", 44100), ("wav", "pcm_s16le", "s16", 44100)]
 )
-def test_a_sound_that_is_cut_anywhere_gives_its_beginning_or_an_error(
+def test_an_audio_that_is_cut_anywhere_gives_its_beginning_or_an_error(
     container: str, codec: str, form: str, rate: int
 ) -> None:
     data = encoded(whole_numbers(sine(rate, 0.4))[:, None], rate, container, codec, form=form)
@@ -332,16 +332,16 @@ def decoded_samples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = audio._averaged
 
-    def averaged(sound: Any) -> np.ndarray:
-        seen.append(sound.samples)
-        return original(sound)
+    def averaged(waveform: Any) -> np.ndarray:
+        seen.append(waveform.samples)
+        return original(waveform)
 
     monkeypatch.setattr(audio, "_averaged", averaged)
     return seen
 
 
 @pytest.mark.parametrize("form", ["wav", "flac"])
-def test_a_long_sound_stops_at_the_limit(form: str, decoded_samples: list[int]) -> None:
+def test_a_long_audio_stops_at_the_limit(form: str, decoded_samples: list[int]) -> None:
     silence = np.zeros((16000 * 60, 1), np.int16)
     data = wav(silence.tobytes(), 16000, 1, 16) if form == "wav" else encoded(silence, 16000, "flac", "flac")
     with pytest.raises(LimitError) as caught:
@@ -365,7 +365,7 @@ def test_limits_of_given_samples_and_of_bytes() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of memory from /proc")
-def test_a_fast_sound_is_kept_at_the_model_s_rate_alone(fresh: Callable[..., Any], tmp_path: Any) -> None:
+def test_a_fast_audio_is_kept_at_the_model_s_rate_alone(fresh: Callable[..., Any], tmp_path: Any) -> None:
     """Ten minutes at 192 kHz are 460 MB of float32; at 16 kHz they are 38."""
     data = encoded(np.zeros((192_000, 1), np.int16), 192_000, "flac", "flac")
     file = tmp_path / "sound"
@@ -470,7 +470,7 @@ def test_the_rate_that_is_heard_counts() -> None:
 # ------------------------------------------------------------------ digests
 
 
-def test_what_tells_sounds_apart() -> None:
+def test_what_tells_audios_apart() -> None:
     levels = np.linspace(-1, 1, 100, dtype=np.float32)
     base = opened(AudioSamples(levels, 16000)).digest()
     assert (

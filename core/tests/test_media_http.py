@@ -29,7 +29,7 @@ from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.items import Modality
-from mm_plugin.media import ImageSource, Medium, http, open_image
+from mm_plugin.media import DecodedMedia, ImageSource, http, open_image
 from mm_plugin.media.http import fetch, fetch_async
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor import BaseOptions, ModelProcessor
@@ -1072,8 +1072,8 @@ class Heights(ModelProcessor):
     def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
         return {"rows": size.height}
 
-    def prepare(self, medium: Medium, layout: Any, options: Any) -> np.ndarray:
-        return medium.pixels.copy()
+    def prepare(self, decoded: DecodedMedia, layout: Any, options: Any) -> np.ndarray:
+        return decoded.pixels.copy()
 
     def replacement(self, layout: Any) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])

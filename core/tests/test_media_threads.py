@@ -1,4 +1,4 @@
-"""Images, clips and sounds through a processor: in parallel, off the event loop's thread, once each; and authors' mistakes."""
+"""Images, videos and audio through a processor: in parallel, off the event loop's thread, once each; and authors' mistakes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from mm_plugin.media import (
     AudioSamples,
     AudioSize,
     AudioSource,
+    DecodedMedia,
     ImageSource,
-    Medium,
     SampledVideo,
     Sampling,
     VideoFrames,
@@ -37,16 +37,16 @@ from mm_plugin.media import (
 )
 from mm_plugin.media.video import EncodedVideo, GivenFrames
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, TakesAudio, TakesVideos
+from mm_plugin.processor import AcceptsAudio, AcceptsVideos, BaseOptions, ModelProcessor, OptionScope
 from mm_plugin.spec import ModelSpec
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
-    step: Annotated[int, For.call("video")] = 10
-    rate: Annotated[int, For.call("audio")] = 1000
+    step: Annotated[int, OptionScope.request("video")] = 10
+    rate: Annotated[int, OptionScope.request("audio")] = 1000
 
 
-class Processor(TakesVideos, TakesAudio, ModelProcessor):
+class Processor(AcceptsVideos, AcceptsAudio, ModelProcessor):
     """A row for each image, for each sampled frame, and for each tenth of a second."""
 
     Options = Options
@@ -66,10 +66,10 @@ class Processor(TakesVideos, TakesAudio, ModelProcessor):
             return {"rows": size.frames, "times": size.timestamps}
         return {"rows": 1 if modality is Modality.IMAGE else -(-size.num_samples * 10 // size.sampling_rate)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        if medium.modality is Modality.VIDEO:
-            return np.stack([frame.mean(axis=(0, 1)) for frame in medium.frames]).astype(np.float32)
-        return medium.pixels.mean(axis=(0, 1)) if medium.modality is Modality.IMAGE else medium.samples
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        if decoded.modality is Modality.VIDEO:
+            return np.stack([frame.mean(axis=(0, 1)) for frame in decoded.frames]).astype(np.float32)
+        return decoded.pixels.mean(axis=(0, 1)) if decoded.modality is Modality.IMAGE else decoded.samples
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         modality = Modality.VIDEO if "times" in layout else Modality.IMAGE
@@ -104,7 +104,7 @@ def open_many(open_words: Open) -> Open:
 
 
 @functools.cache
-def clip(count: int = 40, seed: int = 0, size: tuple[int, int] = (32, 48)) -> bytes:
+def footage(count: int = 40, seed: int = 0, size: tuple[int, int] = (32, 48)) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as out:
         stream = out.add_stream("mpeg4", rate=Fraction(20))
@@ -137,7 +137,11 @@ def wav(seed: int, count: int = 4410, rate: int = 4410) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-MEDIA: dict[str, Any] = {"images": [png(0), png(1)], "videos": [clip(), clip(33, 1)], "audios": [wav(0), wav(1, 3000)]}
+MEDIA: dict[str, Any] = {
+    "images": [png(0), png(1)],
+    "videos": [footage(), footage(33, 1)],
+    "audios": [wav(0), wav(1, 3000)],
+}
 PROMPT = "<image> <video> <audio> word <audio> <video> <image>"
 
 
@@ -150,12 +154,12 @@ def test_every_kind_through_one_request(open_many: Open) -> None:
     assert rows == [1, 4, 10, -(-3000 * 10 // 4410), 4, 1]
     first, second = (item for item in output.mm_items if item.modality is Modality.VIDEO)
     assert np.allclose(first.model_specific_data["times"], [0, 0.5, 1, 1.5])
-    with av.open(io.BytesIO(clip())) as container:
+    with av.open(io.BytesIO(footage())) as container:
         levels = [frame.to_ndarray(format="rgb24").mean(axis=(0, 1)) for frame in container.decode(video=0)]
     assert np.allclose(first.feature, np.array(levels)[::10])
     assert second.feature.shape == (4, 3)
-    sounds = [item for item in output.mm_items if item.modality is Modality.AUDIO]
-    assert [len(item.feature) for item in sounds] == [1000, -(-3000 * 1000 // 4410)]
+    waveforms = [item for item in output.mm_items if item.modality is Modality.AUDIO]
+    assert [len(item.feature) for item in waveforms] == [1000, -(-3000 * 1000 // 4410)]
 
 
 def test_async_gives_the_same(open_many: Open) -> None:
@@ -169,8 +173,8 @@ def test_async_gives_the_same(open_many: Open) -> None:
 @pytest.mark.parametrize("step", [1, 3, 7, 39, 40, 100])
 def test_count_is_what_process_yields(open_many: Open, step: int) -> None:
     processor = open_many()
-    (item,) = processor.process("<video>", videos=[clip()], step=step).mm_items
-    size = probe(clip(), modality="video")
+    (item,) = processor.process("<video>", videos=[footage()], step=step).mm_items
+    size = probe(footage(), modality="video")
     assert isinstance(size, VideoSize)
     assert processor.count("video", size, step=step) == (item.num_tokens, item.num_tokens)
     bare = VideoSize(32, 48, 40, 20.0)
@@ -182,11 +186,11 @@ def test_count_is_what_process_yields(open_many: Open, step: int) -> None:
 
 
 @pytest.mark.parametrize(("samples", "rate"), [(4410, 4410), (1, 8000), (48001, 48000), (44099, 44100)])
-def test_count_of_a_sound_is_what_process_yields(open_many: Open, samples: int, rate: int) -> None:
+def test_count_of_an_audio_is_what_process_yields(open_many: Open, samples: int, rate: int) -> None:
     processor = open_many()
-    sound = AudioSamples(np.zeros(samples, np.float32), rate)
-    (item,) = processor.process("<audio>", audios=[sound]).mm_items
-    size = probe(sound, modality="audio")
+    waveform = AudioSamples(np.zeros(samples, np.float32), rate)
+    (item,) = processor.process("<audio>", audios=[waveform]).mm_items
+    size = probe(waveform, modality="audio")
     assert processor.count("audio", size)[0] == item.num_tokens
     assert processor.count("audio", size.at(1000))[0] == item.num_tokens
 
@@ -221,17 +225,17 @@ def test_options_of_one_kind_leave_the_keys_of_others(open_many: Open) -> None:
     processor = open_many()
 
     def keys(**options: Any) -> list[Any]:
-        media = ((Modality.IMAGE, png(0)), (Modality.VIDEO, clip()), (Modality.AUDIO, wav(0)))
+        media = ((Modality.IMAGE, png(0)), (Modality.VIDEO, footage()), (Modality.AUDIO, wav(0)))
         return [processor.prepare_item(modality, value, **options).source_key for modality, value in media]
 
     plain, video, audio = keys(), keys(step=5), keys(rate=500)
     assert [one == other for one, other in zip(plain, video, strict=True)] == [True, False, True]
     assert [one == other for one, other in zip(plain, audio, strict=True)] == [True, True, False]
     with pytest.raises(UsageError, match="max_pixels"):
-        processor.process("<video>", videos=[clip()], max_pixels=1)
+        processor.process("<video>", videos=[footage()], max_pixels=1)
 
 
-def test_a_clip_that_was_sampled_is_not_sampled_again(open_many: Open) -> None:
+def test_a_video_that_was_sampled_is_not_sampled_again(open_many: Open) -> None:
     class Never(Processor):
         def sample(self, size: VideoSize, options: Options) -> Sampling:
             raise AssertionError("sampled again")
@@ -259,7 +263,7 @@ def test_frames_at_other_rates_are_other_items(open_many: Open) -> None:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Every digest, probe and decode of a medium: what, of which class, in which thread."""
+    """Every digest, probe and decode of a media input: what, of which class, in which thread."""
     seen: list[tuple[str, str, int]] = []
 
     def record(cls: type, name: str) -> None:
@@ -277,9 +281,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     return seen
 
 
-def test_a_medium_that_is_known_is_neither_probed_nor_decoded(open_many: Open, work: list[Any]) -> None:
+def test_a_media_that_is_known_is_neither_probed_nor_decoded(open_many: Open, work: list[Any]) -> None:
     processor = open_many()
-    media = {**MEDIA, "videos": [clip(), VideoFrames(np.zeros((4, 8, 8, 3), np.uint8), fps=1)]}
+    media = {**MEDIA, "videos": [footage(), VideoFrames(np.zeros((4, 8, 8, 3), np.uint8), fps=1)]}
     first = processor.process(PROMPT, **media)
     work.clear()
     second = processor.process(PROMPT, **media)
@@ -292,16 +296,16 @@ def test_nothing_heavy_runs_on_the_event_loop_s_thread(open_many: Open, work: li
     threads: list[int] = []
 
     class Telling(Processor):
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
             threads.append(threading.get_ident())
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
         def sample(self, size: VideoSize, options: Options) -> Sampling:
             threads.append(threading.get_ident())
             return super().sample(size, options)
 
     processor = open_many(Telling)
-    media = {**MEDIA, "videos": [clip(), VideoFrames(np.zeros((4, 8, 8, 3), np.uint8), fps=1)]}
+    media = {**MEDIA, "videos": [footage(), VideoFrames(np.zeros((4, 8, 8, 3), np.uint8), fps=1)]}
     asyncio.run(processor.process_async(PROMPT, **media))
     here = threading.get_ident()
     assert {name for name, _, _ in work} == {"digest", "probe", "decode"}
@@ -321,12 +325,12 @@ def test_four_items_are_prepared_at_the_same_time(open_many: Open, kind: str, as
     meeting = threading.Barrier(4)  # as many as the executor has threads; alone, each would wait here for ever
 
     class Meeting(Processor):
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
             meeting.wait(30)
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
     processor = open_many(Meeting)
-    makers: dict[str, Callable[[int], Any]] = {"images": png, "videos": lambda seed: clip(20, seed), "audios": wav}
+    makers: dict[str, Callable[[int], Any]] = {"images": png, "videos": lambda seed: footage(20, seed), "audios": wav}
     media = [makers[kind](seed) for seed in range(4 if not asynchronous else 8)]
     prompt = " ".join([f"<{kind[:-1]}>"] * len(media))
     if asynchronous:
@@ -342,9 +346,9 @@ def test_many_distinct_images_in_one_request(open_many: Open, executor: Any) -> 
     threads: set[int] = set()
 
     class Telling(Processor):
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
             threads.add(threading.get_ident())
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
     media = [png(seed) for seed in range(200)]
     output = open_many(Telling, max_images=200).process("<image> " * 200, images=media)
@@ -366,7 +370,7 @@ def test_other_threads_go_on_while_one_decodes(kind: str) -> None:
         source: Any = open_image(file.getvalue(), path="x", settings=Settings())
         work = source.decode
     elif kind == "video":
-        source = open_video(clip(30, 3, (720, 1280)), path="x", settings=Settings(threads=1))
+        source = open_video(footage(30, 3, (720, 1280)), path="x", settings=Settings(threads=1))
         last = SampledVideo(720, 1280, np.array([29]), np.array([1.45]), 1.0)
         work = lambda: list(source.decode(last).frames)  # noqa: E731
     else:
@@ -445,9 +449,9 @@ def test_a_wrong_sample_is_the_plugin_s_fault(open_many: Open, name: str) -> Non
 
     processor = open_many(Wrong)
     for ask in (
-        lambda: processor.process("<video>", videos=[clip()]),
+        lambda: processor.process("<video>", videos=[footage()]),
         lambda: processor.count("video", VideoSize(32, 48, 40, 20.0)),
-        lambda: processor.prepare_item("video", clip()),
+        lambda: processor.prepare_item("video", footage()),
     ):
         with pytest.raises(ProcessorError, match=r"Wrong\.sample must return"):
             ask()
@@ -462,10 +466,10 @@ def test_a_sample_that_raises(open_many: Open) -> None:
 
     processor = open_many(Raising)
     with pytest.raises(ProcessorError, match=r"Raising\.sample failed on videos\[0\]"):
-        processor.process("<video>", videos=[clip()])
+        processor.process("<video>", videos=[footage()])
     Raising.error = SizeError("too short for this model")
     with pytest.raises(MediaError, match="too short") as caught:
-        processor.process("<video>", videos=[clip()])
+        processor.process("<video>", videos=[footage()])
     assert caught.value.path == "videos[0]"
 
 
@@ -491,7 +495,7 @@ def test_a_declared_kind_needs_its_mixin(open_many: Open, modality: Modality) ->
         )
 
     with pytest.raises(
-        ProcessorError, match=f"Plain must subclass Takes{'Videos' if modality is Modality.VIDEO else 'Audio'}"
+        ProcessorError, match=f"Plain must subclass Accepts{'Videos' if modality is Modality.VIDEO else 'Audio'}"
     ):
         open_many(Plain, (modality,))
 
@@ -518,28 +522,28 @@ def test_limits_of_a_request_come_before_decoding(open_many: Open, work: list[An
         error = fault(f"<{kind[:-1]}> " * 2, {kind: MEDIA[kind]}, **{f"max_{kind}": 1})
         assert (error.path, error.setting) == (kind, f"max_{kind}")
     assert fault(PROMPT, MEDIA, max_items=5).setting == "max_items"
-    # Four sampled frames of 32 x 48 in each clip.
+    # Four sampled frames of 32 x 48 in each video.
     both = {"videos": MEDIA["videos"]}
     error = fault("<video> <video>", both, max_request_pixels=8 * 32 * 48 - 1)
     assert (error.setting, error.value) == ("max_request_pixels", 8 * 32 * 48)
     open_many(max_request_pixels=8 * 32 * 48).process("<video> <video>", **both)
-    assert fault("<video>", {"videos": [clip()]}, max_video_frames=39).path == "videos[0]"
-    assert fault("<video>", {"videos": [clip()]}, max_item_tokens=3).path == "videos[0]"
+    assert fault("<video>", {"videos": [footage()]}, max_video_frames=39).path == "videos[0]"
+    assert fault("<video>", {"videos": [footage()]}, max_item_tokens=3).path == "videos[0]"
 
 
 def test_a_kind_that_the_model_does_not_take_is_refused(open_many: Open) -> None:
     processor = open_many(modalities=(Modality.IMAGE,))
     with pytest.raises(RequestError, match="not videos"):
-        processor.process("word", videos=[clip()])
+        processor.process("word", videos=[footage()])
     with pytest.raises(RequestError, match="not audios"):
         processor.process("word", audios=[wav(0)])
 
 
-def test_a_broken_clip_is_found_while_it_is_prepared(open_many: Open) -> None:
+def test_a_broken_video_is_found_while_it_is_prepared(open_many: Open) -> None:
     frames = VideoFrames([png(0), png(1)[:-40]], fps=1)  # its head is whole
     for ask in (open_many().process, lambda *a, **k: asyncio.run(open_many().process_async(*a, **k))):
         with pytest.raises(MediaError) as caught:
-            ask("<video> <video>", videos=[clip(), frames])
+            ask("<video> <video>", videos=[footage(), frames])
         assert caught.value.path == "videos[1]"
 
 

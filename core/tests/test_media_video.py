@@ -1,4 +1,4 @@
-"""Clips: frames are those of a sequential decode, times those of arithmetic, and no more is decoded than is needed."""
+"""Videos: frames are those of a sequential decode, times those of arithmetic, and no more is decoded than is needed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from mm_plugin.settings import Settings
 SETTINGS = Settings(threads=2)
 X264 = "x264-params"
 NTSC = Fraction(30000, 1001)
-# A texture over which the window of a clip moves, so that frames really refer to one another.
+# A texture over which the window of a video moves, so that frames really refer to one another.
 TEXTURE = np.kron(np.random.default_rng(7).integers(0, 256, (90, 130, 3), dtype=np.uint8), np.ones((4, 4, 1), np.uint8))
 
 
-def picture(place: int, height: int = 48, width: int = 64) -> np.ndarray:
+def image(place: int, height: int = 48, width: int = 64) -> np.ndarray:
     row, column = place % 150, 2 * place % 300
     return np.ascontiguousarray(TEXTURE[row : row + height, column : column + width])
 
@@ -50,9 +50,9 @@ def encode(
     muxer: Mapping[str, str] | None = None,
     pts: list[int] | None = None,
     time_base: Fraction | None = None,
-    paint: Callable[[int, int, int], np.ndarray] = picture,
+    paint: Callable[[int, int, int], np.ndarray] = image,
 ) -> bytes:
-    """A clip of moving pictures."""
+    """A video of moving images."""
     file = io.BytesIO()
     if codec == "libx264":
         options = {X264: "log=0:keyint=12:" + (options or {}).get(X264, "")}
@@ -73,7 +73,7 @@ def encode(
     return file.getvalue()
 
 
-CLIPS: dict[str, dict[str, Any]] = {
+VIDEOS: dict[str, dict[str, Any]] = {
     "mp4": {},
     "mp4, open groups": {"options": {X264: "min-keyint=12:open-gop=1:scenecut=0:bframes=3"}},
     "mkv, open groups": {"container": "matroska", "options": {X264: "min-keyint=12:open-gop=1:scenecut=0"}},
@@ -113,8 +113,8 @@ CLIPS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def clip(name: str) -> bytes:
-    return encode(**CLIPS[name])
+def footage(name: str) -> bytes:
+    return encode(**VIDEOS[name])
 
 
 def sequential(data: bytes) -> list[np.ndarray]:
@@ -125,7 +125,7 @@ def sequential(data: bytes) -> list[np.ndarray]:
 
 @functools.cache
 def decoded(name: str) -> list[np.ndarray]:
-    return sequential(clip(name))
+    return sequential(footage(name))
 
 
 def chosen(size: VideoSize, indices: Any) -> SampledVideo:
@@ -177,10 +177,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("seek", [0, video._WORTH_SEEKING])
-@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("name", VIDEOS)
 def test_any_frames_are_those_of_a_sequential_decode(name: str, seek: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "_WORTH_SEEKING", seek)
-    expected, source = decoded(name), opened(clip(name))
+    expected, source = decoded(name), opened(footage(name))
     assert source.probe().frames == len(expected)
     random = np.random.default_rng(len(name) + seek)
     wanted = [[0], [len(expected) - 1], [0, len(expected) - 1], [3, 3, 5], list(range(len(expected)))]
@@ -196,20 +196,20 @@ def test_any_frames_are_those_of_a_sequential_decode(name: str, seek: int, monke
 
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_subset_of_an_open_group_clip_is_exact(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
+def test_any_subset_of_an_open_group_video_is_exact(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     monkeypatch.setattr(video, "_WORTH_SEEKING", data.draw(st.sampled_from([0, 3, 16])))
     name = data.draw(st.sampled_from(["mp4, open groups", "mkv, open groups", "webm, vp8", "mp4, groups of two"]))
     expected = decoded(name)
     indices = sorted(data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6)))
-    found = frames_of(opened(clip(name)), indices)
+    found = frames_of(opened(footage(name)), indices)
     assert all(np.array_equal(pixels, expected[place]) for place, pixels in zip(indices, found, strict=True))
 
 
 def test_frames_are_decoded_again_each_time_they_are_iterated() -> None:
-    source = opened(clip("mp4"))
-    medium = source.decode(chosen(source.probe(), [2, 30]))
-    first, second = list(medium.frames), list(medium.frames)
-    assert len(medium.frames) == 2
+    source = opened(footage("mp4"))
+    media_input = source.decode(chosen(source.probe(), [2, 30]))
+    first, second = list(media_input.frames), list(media_input.frames)
+    assert len(media_input.frames) == 2
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -220,9 +220,9 @@ def test_frames_are_decoded_again_each_time_they_are_iterated() -> None:
      ("webm, vp9", 24), ("avi, mpeg4", 24), ("mp4 in fragments", 24), ("mpeg-ps", 24)],
 )  # fmt: skip
 def test_times_are_those_of_arithmetic(name: str, rate: Any) -> None:
-    size = probe(clip(name), modality="video", settings=SETTINGS)
-    count = CLIPS[name].get("count", 48)
-    height, width = CLIPS[name].get("size", (48, 64))
+    size = probe(footage(name), modality="video", settings=SETTINGS)
+    count = VIDEOS[name].get("count", 48)
+    height, width = VIDEOS[name].get("size", (48, 64))
     assert (size.height, size.width, size.frames) == (height, width, count)
     assert size.fps == pytest.approx(float(rate), rel=1e-6)
     tick = 0.0005 if name.startswith("webm") else 1e-5  # webm writes whole milliseconds
@@ -242,14 +242,14 @@ def test_a_variable_rate_is_told_frame_by_frame(container: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(frames_of(opened(data), range(10)), expected, strict=True))
 
 
-def test_a_clip_that_begins_late_is_told_from_its_first_frame() -> None:
+def test_a_video_that_begins_late_is_told_from_its_first_frame() -> None:
     size = probe(encode(5, pts=[700, 800, 900, 1000, 1100], time_base=Fraction(1, 1000)), modality="video")
     assert np.allclose(size.timestamps, [0, 0.1, 0.2, 0.3, 0.4], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mp4", "mkv", "gif", "webm, vp8", "mpeg-ts"])
-def test_one_frame_is_a_clip(name: str) -> None:
-    source = opened(encode(**{**CLIPS[name], "count": 1}))
+def test_one_frame_is_a_video(name: str) -> None:
+    source = opened(encode(**{**VIDEOS[name], "count": 1}))
     size = source.probe()
     assert (size.frames, size.timestamps.tolist()) == (1, [0.0])
     assert size.duration > 0
@@ -258,8 +258,8 @@ def test_one_frame_is_a_clip(name: str) -> None:
 
 def test_a_length_that_is_missing_is_counted() -> None:
     # The element of the length has another name now, which readers pass over.
-    nameless = clip("mkv").replace(b"\x44\x89\x88", b"\x44\x8a\x88", 1)
-    assert nameless != clip("mkv")
+    nameless = footage("mkv").replace(b"\x44\x89\x88", b"\x44\x8a\x88", 1)
+    assert nameless != footage("mkv")
     size = probe(nameless, modality="video", settings=SETTINGS)
     assert (size.frames, size.duration) == (48, pytest.approx(2.0, abs=0.01))
     live = encode(48, "webm", "libvpx", options={"g": "12", "deadline": "realtime"}, muxer={"live": "1"})
@@ -271,8 +271,8 @@ def test_a_length_that_is_missing_is_counted() -> None:
 
 
 def rotated(a: int, b: int, c: int, d: int) -> tuple[bytes, np.ndarray]:
-    """A clip whose track has this matrix, written by hand, and its first frame as it is stored."""
-    data = bytearray(clip("mp4"))
+    """A video whose track has this matrix, written by hand, and its first frame as it is stored."""
+    data = bytearray(footage("mp4"))
     at = data.index(b"tkhd") + 4 + 40  # version 0: the matrix follows forty bytes after the kind
     struct.pack_into(">9i", data, at, a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
     return bytes(data), decoded("mp4")[0]
@@ -328,8 +328,8 @@ def test_a_transparent_gif_is_laid_over_the_background() -> None:
     file = io.BytesIO()
     shown = np.zeros((16, 16, 4), dtype=np.uint8)
     shown[:, :8] = (255, 0, 0, 255)
-    pictures = [Image.fromarray(shown), Image.fromarray(shown[:, ::-1].copy())]
-    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=100, disposal=2)
+    images = [Image.fromarray(shown), Image.fromarray(shown[:, ::-1].copy())]
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=100, disposal=2)
     source = opened(file.getvalue())
     for background in ((255, 255, 255), (0, 0, 255)):
         first, second = frames_of(source, [0, 1], background=background)
@@ -340,7 +340,7 @@ def test_a_transparent_gif_is_laid_over_the_background() -> None:
 
 
 def test_frames_of_vp8_that_are_only_referred_to_are_not_counted() -> None:
-    data = bytearray(clip("webm, vp8"))
+    data = bytearray(footage("webm, vp8"))
     with av.open(io.BytesIO(bytes(data))) as container:
         packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
     assert len(packets) >= 48
@@ -355,7 +355,7 @@ def test_frames_of_vp8_that_are_only_referred_to_are_not_counted() -> None:
 
 
 def test_a_broadcast_that_was_entered_in_the_middle_begins_with_its_first_whole_frame() -> None:
-    data = clip("mpeg-ts")
+    data = footage("mpeg-ts")
     middle = len(data) // 3 // 188 * 188
     cut = data[: 3 * 188] + data[middle:]
     source, expected = opened(cut), sequential(cut)
@@ -365,7 +365,7 @@ def test_a_broadcast_that_was_entered_in_the_middle_begins_with_its_first_whole_
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_a_clip_that_is_cut_out_without_new_encoding_begins_where_it_is_shown() -> None:
+def test_a_video_that_is_cut_out_without_new_encoding_begins_where_it_is_shown() -> None:
     """An edit list: frames from the key frame on are there, but shown only from the fifth on."""
     plain = encode(24, options={X264: "bframes=0"})
     data = bytearray(plain)
@@ -382,11 +382,11 @@ def test_a_clip_that_is_cut_out_without_new_encoding_begins_where_it_is_shown() 
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def with_sound(*, codec: str = "libx264", pictures: int = 0, cover: bool = False) -> bytes:
+def with_audio(*, codec: str = "libx264", images: int = 0, cover: bool = False) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="mp4" if not cover else "mp3") as out:
-        sound = out.add_stream("aac" if not cover else "libmp3lame", rate=16000, layout="mono")
-        art = out.add_stream("mjpeg" if cover else codec, rate=1) if cover or pictures else None
+        audio = out.add_stream("aac" if not cover else "libmp3lame", rate=16000, layout="mono")
+        art = out.add_stream("mjpeg" if cover else codec, rate=1) if cover or images else None
         if art is not None:
             art.height, art.width = 48, 64
             art.pix_fmt = "yuvj420p" if cover else "yuv420p"
@@ -394,28 +394,28 @@ def with_sound(*, codec: str = "libx264", pictures: int = 0, cover: bool = False
                 from av.stream import Disposition
 
                 art.disposition = Disposition.attached_pic
-            for place in range(pictures or 1):
-                frame = av.VideoFrame.from_ndarray(picture(place), format="rgb24").reformat(format=art.pix_fmt)
+            for place in range(images or 1):
+                frame = av.VideoFrame.from_ndarray(image(place), format="rgb24").reformat(format=art.pix_fmt)
                 out.mux(art.encode(frame))
             out.mux(art.encode(None))
         for _ in range(20):
             silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
             silence.sample_rate = 16000
-            out.mux(sound.encode(silence))
-        out.mux(sound.encode(None))
+            out.mux(audio.encode(silence))
+        out.mux(audio.encode(None))
     return file.getvalue()
 
 
 @pytest.mark.parametrize("cover", [False, True])
-def test_a_file_without_moving_pictures_is_refused(cover: bool) -> None:
+def test_a_file_without_moving_images_is_refused(cover: bool) -> None:
     with pytest.raises(MediaError) as caught:
-        opened(with_sound(cover=cover)).probe()
+        opened(with_audio(cover=cover)).probe()
     assert caught.value.path == "videos[0]"
     assert "videos[0]" in str(caught.value)
 
 
-def test_sound_beside_the_pictures_changes_nothing() -> None:
-    source = opened(with_sound(pictures=3))
+def test_audio_beside_the_images_changes_nothing() -> None:
+    source = opened(with_audio(images=3))
     assert source.probe().frames == 3
     assert len(frames_of(source, [0, 2])) == 2
 
@@ -424,7 +424,7 @@ def test_sound_beside_the_pictures_changes_nothing() -> None:
     "name", ["mp4", "mp4 in fragments", "mkv", "webm, vp8", "avi, mpeg4", "mpeg-ts", "mpeg-ps", "gif"]
 )
 def test_a_file_that_is_cut_anywhere_gives_true_frames_or_an_error(name: str) -> None:
-    data, expected = clip(name), decoded(name)
+    data, expected = footage(name), decoded(name)
     for at in [0, 1, 7, 12, 100, *range(200, len(data), max(1, len(data) // 15)), len(data) - 1]:
         paths: list[str | None] = []
         found: list[np.ndarray] = []
@@ -450,12 +450,12 @@ def test_rare_codecs_are_refused(codec: str, container: str, pixels: str) -> Non
 # ------------------------------------------------------------------ only what is needed
 
 
-def long_clip() -> bytes:
+def long_video() -> bytes:
     return encode(120 * 24, size=(32, 32), options={X264: "keyint=48:preset=ultrafast"})
 
 
-def test_a_long_clip_of_which_few_frames_are_sampled_is_hardly_decoded(counted: list[int]) -> None:
-    data = long_clip()
+def test_a_long_video_of_which_few_frames_are_sampled_is_hardly_decoded(counted: list[int]) -> None:
+    data = long_video()
     source = opened(data)
     size = source.probe()
     assert (size.frames, counted) == (2880, [])
@@ -476,7 +476,7 @@ def test_a_long_clip_of_which_few_frames_are_sampled_is_hardly_decoded(counted: 
 
 
 def test_neighbours_are_reached_by_decoding_on(counted: list[int]) -> None:
-    source = opened(clip("mp4"))
+    source = opened(footage("mp4"))
     frames_of(source, [0, 1, 2, 3])
     assert len(counted) == 4
     counted.clear()
@@ -485,8 +485,8 @@ def test_neighbours_are_reached_by_decoding_on(counted: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mp4", "mov", "mp4 in fragments", "29.97 fps"])
-def test_an_ordinary_clip_is_probed_without_decoding(name: str, counted: list[int]) -> None:
-    source = opened(clip(name))
+def test_an_ordinary_video_is_probed_without_decoding(name: str, counted: list[int]) -> None:
+    source = opened(footage(name))
     for _ in range(3):
         source.probe()
     assert counted == []
@@ -494,7 +494,7 @@ def test_an_ordinary_clip_is_probed_without_decoding(name: str, counted: list[in
 
 @pytest.mark.parametrize("name", ["mkv", "webm, vp9", "avi, mpeg4", "gif", "mpeg-ts", "3gp"])
 def test_where_a_head_leaves_the_size_open_one_frame_is_decoded(name: str, counted: list[int]) -> None:
-    source = opened(clip(name))
+    source = opened(footage(name))
     for _ in range(3):
         source.probe()
     assert len(counted) == 1
@@ -513,7 +513,7 @@ def refused(data: Any, setting: str, counted: list[int], **limits: Any) -> Limit
 
 
 def test_limits_hold_before_anything_is_decoded(counted: list[int]) -> None:
-    data = clip("mp4")
+    data = footage("mp4")
     assert refused(data, "max_media_bytes", counted, max_media_bytes=len(data) - 1).value == len(data)
     assert refused(data, "max_image_pixels", counted, max_image_pixels=48 * 64 - 1).value == 48 * 64
     assert refused(data, "max_video_frames", counted, max_video_frames=47).value == 48
@@ -523,14 +523,14 @@ def test_limits_hold_before_anything_is_decoded(counted: list[int]) -> None:
 
 
 def resized(data: bytes, width: int, height: int) -> bytes:
-    """The clip whose container says another size; the stream of bits does not."""
+    """The video whose container says another size; the stream of bits does not."""
     at = data.rindex(b"avc1") + 4 + 24
     assert struct.unpack_from(">HH", data, at) == (64, 48)
     return data[:at] + struct.pack(">HH", width, height) + data[at + 4 :]
 
 
 def test_a_container_that_says_large_is_believed(counted: list[int]) -> None:
-    refused(resized(clip("mp4"), 60000, 60000), "max_image_pixels", counted)
+    refused(resized(footage("mp4"), 60000, 60000), "max_image_pixels", counted)
 
 
 def test_a_container_that_says_small_is_found_out_before_memory_is_taken(counted: list[int]) -> None:
@@ -601,7 +601,7 @@ def tag(place: int) -> bytes:
 
 def information(count: int) -> bytes:
     entries = b"INFO" + b"".join(b"%04x" % (place % 65536) + struct.pack("<I", 2) + b"a\0" for place in range(count))
-    data = clip("avi, mpeg4")
+    data = footage("avi, mpeg4")
     lists = b"LIST" + struct.pack("<I", len(entries)) + entries
     return data[:12] + lists + data[12:]
 
@@ -649,8 +649,8 @@ print(json.dumps([found, grown, time.process_time() - began]))
 
 
 def test_ordinary_heads_are_not_refused() -> None:
-    for name in CLIPS:
-        check_head(clip(name))
+    for name in VIDEOS:
+        check_head(footage(name))
     data = many_samples(900_000)  # a promise that is not kept costs little
     with pytest.raises(MediaError) as caught:
         opened(data).probe()
@@ -673,7 +673,7 @@ PLAYLISTS = {
 
 def external_reference(target: str) -> bytes:
     """An mp4 whose samples are said to lie in another file."""
-    data = clip("mov")
+    data = footage("mov")
     at = data.index(b"dref")
     name = target.encode()
     padded = struct.pack(">H", len(name)) + name + b"\0" * (len(name) % 2)
@@ -688,10 +688,10 @@ def external_reference(target: str) -> bytes:
     return bytes(changed)
 
 
-def test_no_file_that_a_clip_names_is_opened(fresh: Callable[..., Any], tmp_path: Any) -> None:
+def test_no_file_that_a_video_names_is_opened(fresh: Callable[..., Any], tmp_path: Any) -> None:
     """Python's own openings are heard by an audit hook; FFmpeg's, in C, by the access time and by what comes of them."""
     secret = tmp_path / "secret.mp4"
-    secret.write_bytes(clip("mp4"))
+    secret.write_bytes(footage("mp4"))
     media = {name: text.replace(b"{path}", str(secret).encode()) for name, text in PLAYLISTS.items()}
     media["reference"] = external_reference(str(secret))
     folder = tmp_path / "media"
@@ -752,7 +752,7 @@ def test_attachments_are_passed_over(counted: list[int]) -> None:
 
 # ------------------------------------------------------------------ given frames
 
-STACK = np.stack([picture(place, 20, 30) for place in range(6)])
+STACK = np.stack([image(place, 20, 30) for place in range(6)])
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -886,7 +886,7 @@ def test_the_same_array_again_and_again_is_not_copied_beyond_the_limit(monkeypat
 
 
 @pytest.mark.case("4.9")
-def test_what_tells_clips_apart() -> None:
+def test_what_tells_videos_apart() -> None:
     base = opened(VideoFrames(STACK, fps=2)).digest()
     same = [
         VideoFrames(STACK.copy(), fps=2.0),
@@ -910,7 +910,7 @@ def test_what_tells_clips_apart() -> None:
     files = [png(one) for one in STACK]
     assert opened(VideoFrames(files, fps=2)).digest() == opened(VideoFrames(list(files), fps=2)).digest()
     assert opened(VideoFrames(files, fps=2)).digest() != opened(VideoFrames(files[::-1], fps=2)).digest()
-    data = clip("mp4")
+    data = footage("mp4")
     assert opened(data).digest() == opened(bytearray(data)).digest() != opened(data + b"\0").digest()
     assert len({len(one) for one in (base, opened(data).digest())}) == 1
 

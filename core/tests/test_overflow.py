@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mm_plugin.errors import LimitError, UsageError
-from mm_plugin.events import Event, Fallback
+from mm_plugin.events import Event, ItemDropped
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media import AudioSamples, Medium, Size
+from mm_plugin.media import AudioSamples, DecodedMedia, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor, TakesAudio
+from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor
 from mm_plugin.spec import ModelSpec
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
@@ -29,8 +29,8 @@ RATE = 16
 SPECIAL = ["<image>", "<audio>", "<s>", "</s>", "<mark>"]
 
 
-class Processor(ModelProcessor, TakesAudio):
-    """As many rows as a picture is high or a sound is long, and twice as many where fewer than three images are there."""
+class Processor(ModelProcessor, AcceptsAudio):
+    """As many rows as an image is high or an audio input is long, and twice as many where fewer than three images are there."""
 
     Options = BaseOptions
 
@@ -44,22 +44,22 @@ class Processor(ModelProcessor, TakesAudio):
         rows = size.height if isinstance(size, Size) else size.num_samples
         return {"rows": rows * (2 if context else 1), "kind": int(modality)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
-        return medium.samples.copy() if medium.pixels is None else medium.pixels[:, :1].astype(np.int16)
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
+        return decoded.samples.copy() if decoded.modality is Modality.AUDIO else decoded.pixels[:, :1].astype(np.int16)
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
 
 
 class Plain(Processor):
-    """As many rows as the picture is high, in whatever company."""
+    """As many rows as the image is high, in whatever company."""
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
         return False
 
 
 def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """Positions that stand still inside a medium, so that it shows where each of them lies."""
+    """Positions that stand still inside a media input, so that it shows where each of them lies."""
     still = np.zeros(seq, dtype=np.int64)
     for item in items:
         for start, end in item.offsets:
@@ -104,12 +104,12 @@ def png(seed: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def sound(seed: int, length: int) -> AudioSamples:
+def audio(seed: int, length: int) -> AudioSamples:
     return AudioSamples(np.random.default_rng(seed).random(length, dtype=np.float32), RATE)
 
 
 A, B, C, D = png(0, 3), png(1, 4), png(2, 5), png(3, 2)
-HEARD_A, HEARD_D = sound(0, 3), sound(3, 2)
+HEARD_A, HEARD_D = audio(0, 3), audio(3, 2)
 
 
 def assert_same(left: MultimodalProcessorOutput, right: MultimodalProcessorOutput) -> None:
@@ -168,7 +168,7 @@ def test_dropping_equals_a_request_without_the_dropped(
     assert output.dropped == dropped
     assert len(output.input_ids) <= limit
     assert {"images[0]", "images[1]", "images[2]"} - set(decodes) == set(dropped)
-    told = [event.what for event in events if isinstance(event, Fallback)]
+    told = [event.path for event in events if isinstance(event, ItemDropped)]
     assert told == list(dropped)
     assert_same(output, open_two().process(rest, media))
     assert processor.cache_stats.pinned == 0
@@ -203,7 +203,7 @@ def test_a_policy_without_a_limit_or_within_it_changes_nothing(
         output = open_two().process(PROMPT, [A, B, C], max_prompt_tokens=limit, on_overflow=policy)
         assert_same(output, expected)
         assert output.dropped == ()
-    assert [event for event in events if isinstance(event, Fallback)] == []
+    assert [event for event in events if isinstance(event, ItemDropped)] == []
 
 
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
@@ -227,7 +227,7 @@ def test_text_that_is_too_long_by_itself_is_refused(open_two: Open, decodes: lis
         ("<s> <image>", "<s>"),
     ],
 )
-def test_only_a_pair_that_stands_around_a_medium_goes_with_it(open_two: Open, prompt: str, rest: str) -> None:
+def test_only_a_pair_that_stands_around_a_media_goes_with_it(open_two: Open, prompt: str, rest: str) -> None:
     processor = open_two()
     limit = len(processor.process(rest).input_ids) if rest else 0
     for policy in ("drop_oldest", "drop_newest"):
@@ -425,7 +425,7 @@ def test_arguments_of_another_kind_are_a_usage_error(open_two: Open, arguments: 
     assert caught.value.argument == argument
 
 
-def test_a_medium_that_is_dropped_binds_no_hash(open_two: Open) -> None:
+def test_a_media_that_is_dropped_binds_no_hash(open_two: Open) -> None:
     processor = open_two()
     processor.process("<image> word", [A], mm_hashes=[7], max_prompt_tokens=1, on_overflow="drop_oldest")
     (item,) = processor.process("<image>", [B], mm_hashes=[7]).mm_items

@@ -22,9 +22,9 @@ from mm_plugin.placeholders import (
     Slot,
     expand,
     find_slots,
-    mark_modalities,
     match_expanded,
     pad_by_offsets,
+    token_modalities_of,
 )
 from mm_plugin.scheduler import (
     apply_padded_input_ids,
@@ -57,7 +57,7 @@ def replacement(piece: Piece) -> Replacement:
 
 @st.composite
 def pieces(draw: st.DrawFn, least: int = 0) -> Piece:
-    """The tokens of one medium, each 50 or more, and which of them take rows."""
+    """The tokens of one media input, each 50 or more, and which of them take rows."""
     ids = draw(st.lists(st.integers(50, 60), min_size=least, max_size=9))
     takes = draw(st.none() | st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
     return ids, takes
@@ -290,7 +290,7 @@ def test_padding_and_marks_equal_a_loop_over_tokens(
     given_ids = np.array(ids, dtype=np.int64)
     padded = pad_by_offsets(given_ids, made)
     assert padded.tolist() == expected
-    assert mark_modalities(made, seq).tolist() == marks
+    assert token_modalities_of(made, seq).tolist() == marks
     assert given_ids.tolist() == ids
     assert not np.shares_memory(padded, given_ids)
 
@@ -315,7 +315,7 @@ def test_spans_that_overlap_or_leave_the_ids_are_refused(offsets: list[list[tupl
     with pytest.raises(SpanError, match=r"mm_items\[\d\]"):
         pad_by_offsets(np.arange(5), made)
     with pytest.raises(SpanError, match=r"mm_items\[\d\]"):
-        mark_modalities(made, 5)
+        token_modalities_of(made, 5)
 
 
 def test_padding_an_item_without_identity_is_refused() -> None:
@@ -543,7 +543,7 @@ def test_expanded_prompts_of_several_kinds_are_matched_padded_and_marked(
     made = items(len(flat))
     for item, offsets, (_, modality) in zip(made, found.offsets, flat, strict=True):
         item.offsets, item.modality = offsets, modality
-    assert mark_modalities(made, seq + tail).tolist() == expected_marks
+    assert token_modalities_of(made, seq + tail).tolist() == expected_marks
     padded = pad_by_offsets(found.ids, made)
     for index, ((start, end), _) in enumerate(flat):
         values = made[index].pad_values or ()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -36,9 +36,9 @@ from mm_plugin.errors import (
 from mm_plugin.events import Event, ItemKeyed, Observers
 from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media import Medium, Size
-from mm_plugin.placeholders import Replacement, mark_modalities, pad_by_offsets
-from mm_plugin.processor import BaseOptions, For, ModelProcessor, Runtime
+from mm_plugin.media import DecodedMedia, Size
+from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -53,10 +53,10 @@ TEMPLATE = (
 class Options(BaseOptions, frozen=True, kw_only=True):
     """`tone` changes images, `pitch` changes audio alone, `edge` is fixed at load, `depth` is the checkpoint's."""
 
-    tone: Annotated[int, msgspec.Meta(ge=0, le=255), For.call("image")] = 0
-    pitch: Annotated[int, For.call("audio")] = 0
-    edge: Annotated[int, For.load("image")] = 4
-    depth: Annotated[int, For.checkpoint("image")] = 1
+    tone: Annotated[int, msgspec.Meta(ge=0, le=255), OptionScope.request("image")] = 0
+    pitch: Annotated[int, OptionScope.request("audio")] = 0
+    edge: Annotated[int, OptionScope.load("image")] = 4
+    depth: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
 class Tiny(ModelProcessor):
@@ -73,8 +73,8 @@ class Tiny(ModelProcessor):
         grid = [1, 1] if context else [-(-size.height // options.edge), -(-size.width // options.edge)]
         return {"grid": np.array(grid)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Options) -> Any:
-        return medium.pixels.astype(np.int16) + options.tone
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        return decoded.pixels.astype(np.int16) + options.tone
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         height, width = layout["grid"].tolist()
@@ -149,7 +149,7 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
             executor=executor,
             cache=ComputeCache(MemoryStore(cache_bytes)),
             observers=Observers([events.append]),
-            blame=BLAME,
+            owner=BLAME,
         )
         opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
         return cls(spec, opened, runtime, options)
@@ -157,13 +157,13 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
     return make
 
 
-def picture(seed: int = 0, height: int = 6, width: int = 9) -> np.ndarray:
+def img(seed: int = 0, height: int = 6, width: int = 9) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 200, (height, width, 3), dtype=np.uint8)
 
 
 def png(seed: int = 0, height: int = 6, width: int = 9) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture(seed, height, width)).save(file, "PNG")
+    Image.fromarray(img(seed, height, width)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -184,14 +184,14 @@ def same(left: MultimodalProcessorOutput, right: MultimodalProcessorOutput) -> b
 
 
 def test_a_request_by_hand(open_tiny: Open) -> None:
-    output = open_tiny().process("word <image> word <image>", [picture(0, 6, 9), picture(1, 4, 4)], tone=5)
+    output = open_tiny().process("word <image> word <image>", [img(0, 6, 9), img(1, 4, 4)], tone=5)
     # 6 x 9 at 4 pixels is 2 x 3 blocks: rows at 1..3 and 5..7, line tokens at 4 and 8; then a word; then one block.
     assert output.input_ids.tolist() == [1, 10, 10, 10, 2, 10, 10, 10, 2, 1, 10, 2]
     assert [item.offsets for item in output.mm_items] == [[(1, 3), (5, 7)], [(10, 10)]]
     assert output.token_modalities.tolist() == [0, 1, 1, 1, 0, 1, 1, 1, 0, 0, 1, 0]
     first, second = output.mm_items
     assert (first.num_tokens, second.num_tokens) == (6, 1)
-    assert np.array_equal(first.feature, picture(0, 6, 9).astype(np.int16) + 5)
+    assert np.array_equal(first.feature, img(0, 6, 9).astype(np.int16) + 5)
     assert first.grid.tolist() == [2, 3]
     sentinels = list(first.pad_values or ())
     assert output.padded_input_ids.tolist() == [
@@ -215,7 +215,7 @@ def test_text_alone_needs_no_media(open_tiny: Open) -> None:
 )
 def test_ids_of_any_kind_are_taken_and_left_alone(open_tiny: Open, ids: Any) -> None:
     before = list(ids)
-    images = [picture(0, 4, 4)] if 10 in before else []
+    images = [img(0, 4, 4)] if 10 in before else []
     output = open_tiny().process(ids, images)
     assert output.input_ids.tolist() == ([1, 10, 2, 3] if images else [1])
     assert list(ids) == before
@@ -223,9 +223,9 @@ def test_ids_of_any_kind_are_taken_and_left_alone(open_tiny: Open, ids: Any) -> 
 
 def test_messages_bring_their_own_media(open_tiny: Open) -> None:
     processor = open_tiny()
-    parts = [{"type": "text", "text": "word"}, {"type": "image", "image": picture(0)}, {"type": "image"}]
-    found = processor.process([{"role": "user", "content": parts}], [picture(1)])
-    assert same(found, processor.process("word <image> <image>", [picture(0), picture(1)]))
+    parts = [{"type": "text", "text": "word"}, {"type": "image", "image": img(0)}, {"type": "image"}]
+    found = processor.process([{"role": "user", "content": parts}], [img(1)])
+    assert same(found, processor.process("word <image> <image>", [img(0), img(1)]))
 
 
 @hypothesis_settings(max_examples=100, deadline=None)
@@ -237,7 +237,7 @@ def test_a_count_is_what_processing_yields(height: int, width: int, others: int)
             executor=executor,
             cache=ComputeCache(MemoryStore(0)),
             observers=Observers(),
-            blame=BLAME,
+            owner=BLAME,
         )
         checkpoint: Any = FakeCheckpoint({}, {})
         processor = Tiny(SPEC, checkpoint, runtime, {})
@@ -274,7 +274,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
 def test_what_an_author_raises_is_the_plugins_fault(open_tiny: Open, method: str, error: BaseException) -> None:
     processor = open_tiny(broken(method, raising(error)))
     with pytest.raises(ProcessorError, match=rf"Broken\.{method} failed") as caught:
-        processor.process("<image>", [picture()])
+        processor.process("<image>", [img()])
     assert (caught.value.plugin, caught.value.distribution, caught.value.version) == ("tiny", "mm-plugin-tiny", "9.9")
     assert type(error).__name__ in caught.value.message
     assert caught.value.__cause__ is error
@@ -283,7 +283,7 @@ def test_what_an_author_raises_is_the_plugins_fault(open_tiny: Open, method: str
 @pytest.mark.parametrize("method", METHODS)
 def test_what_needs_more_memory_than_there_is_is_over_a_limit(open_tiny: Open, method: str) -> None:
     with pytest.raises(LimitError) as caught:
-        open_tiny(broken(method, raising(MemoryError()))).process("<image>", [picture()])
+        open_tiny(broken(method, raising(MemoryError()))).process("<image>", [img()])
     assert caught.value.setting == "memory"
 
 
@@ -304,7 +304,7 @@ def test_a_size_that_no_rule_can_use_is_the_clients_fault(open_tiny: Open, metho
     setattr(Second, method, act)
     processor = open_tiny(Second, edge=1)
     with pytest.raises(MediaError, match=r"images\[1\]: seven is too many") as caught:
-        processor.process("<image> <image>", [picture(0), picture(0, 7, 7)])
+        processor.process("<image> <image>", [img(0), img(0, 7, 7)])
     assert (caught.value.path, caught.value.reason) == ("images[1]", "size")
 
 
@@ -312,14 +312,14 @@ def test_a_size_that_no_rule_can_use_is_the_clients_fault(open_tiny: Open, metho
 def test_a_request_error_of_an_author_comes_through(open_tiny: Open, method: str) -> None:
     error = MediaError("images[0]: no", path="images[0]", reason="mine")
     with pytest.raises(MediaError) as caught:
-        open_tiny(broken(method, raising(error))).process("<image>", [picture()])
+        open_tiny(broken(method, raising(error))).process("<image>", [img()])
     assert (caught.value.path, caught.value.reason) == ("images[0]", "mine")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_keyboard_interrupt_comes_through(open_tiny: Open, method: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        open_tiny(broken(method, raising(KeyboardInterrupt()))).process("<image>", [picture()])
+        open_tiny(broken(method, raising(KeyboardInterrupt()))).process("<image>", [img()])
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_keyboard_interrupt_comes_through(open_tiny: Open, method: str) -> Non
 )
 def test_fields_that_the_spec_does_not_declare_are_named(open_tiny: Open, fields: Any, named: str) -> None:
     with pytest.raises(ProcessorError, match=f"layout returned {named}"):
-        open_tiny(broken("layout", lambda: fields)).process("<image>", [picture()])
+        open_tiny(broken("layout", lambda: fields)).process("<image>", [img()])
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_fields_that_the_spec_does_not_declare_are_named(open_tiny: Open, fields
 def test_a_replacement_that_a_scheduler_cannot_use_is_the_plugins_fault(open_tiny: Open, value: Any) -> None:
     processor = open_tiny(broken("replacement", lambda: value))
     with pytest.raises(ProcessorError, match=r"Broken\.replacement"):
-        processor.process("<image>", [picture()])
+        processor.process("<image>", [img()])
     with pytest.raises(ProcessorError, match=r"Broken\.replacement"):
         processor.count("image", (4, 4))
 
@@ -389,7 +389,7 @@ def test_what_has_no_identity_is_the_plugins_fault(open_tiny: Open, method: str,
     if method == "layout":
         cls.replacement = lambda self, layout: Replacement.repeat(IMAGE, 1)  # type: ignore[method-assign]
     with pytest.raises(ProcessorError, match=f"{method}.*no identity"):
-        open_tiny(cls).process("<image>", [picture()])
+        open_tiny(cls).process("<image>", [img()])
 
 
 def test_options_that_are_no_struct_are_the_plugins_fault(open_tiny: Open) -> None:
@@ -416,7 +416,7 @@ def test_slots_and_media_that_differ_are_named_with_both_counts(
     processor = open_tiny()
     for prompt in ("word " + "<image> " * slots, [WORD] + [IMAGE] * slots):
         with pytest.raises(PlaceholderError) as caught:
-            processor.process(prompt, [picture()] * given)
+            processor.process(prompt, [img()] * given)
         error = caught.value
         assert (error.expected, error.found, error.path) == (slots, given, "images")
         assert f"{slots} image placeholders <image>" in error.message
@@ -426,9 +426,9 @@ def test_slots_and_media_that_differ_are_named_with_both_counts(
 
 @pytest.mark.case("2.5")
 def test_places_that_messages_leave_open_are_counted(open_tiny: Open) -> None:
-    parts = [{"type": "image"}, {"type": "image", "image": picture()}, {"type": "image"}]
+    parts = [{"type": "image"}, {"type": "image", "image": img()}, {"type": "image"}]
     with pytest.raises(PlaceholderError, match="2 image places open, 1 images") as caught:
-        open_tiny().process([{"role": "user", "content": parts}], [picture()])
+        open_tiny().process([{"role": "user", "content": parts}], [img()])
     assert (caught.value.expected, caught.value.found) == (2, 1)
 
 
@@ -457,10 +457,10 @@ def test_wrong_arguments_are_named(
 ) -> None:
     processor = open_tiny()
     with pytest.raises(error, match=named) as caught:
-        processor.process("<image>", **({"images": [picture()]} | arguments))
+        processor.process("<image>", **({"images": [img()]} | arguments))
     assert type(caught.value) is error
     with pytest.raises(error, match=named) as again:
-        asyncio.run(processor.process_async("<image>", **({"images": [picture()]} | arguments)))
+        asyncio.run(processor.process_async("<image>", **({"images": [img()]} | arguments)))
     assert again.value.message == caught.value.message
 
 
@@ -494,7 +494,7 @@ def test_a_count_of_what_is_not_served_is_refused(open_tiny: Open) -> None:
         open_tiny().count("image", (1, 51))
 
 
-def test_the_first_broken_medium_in_order_is_named(open_tiny: Open) -> None:
+def test_the_first_broken_media_in_order_is_named(open_tiny: Open) -> None:
     good, bad = png(), png()[:-30]
     processor = open_tiny(cache_bytes=0)
     media = [good, good, bad + b"1", good, bad + b"2"]
@@ -507,18 +507,18 @@ def test_the_first_broken_medium_in_order_is_named(open_tiny: Open) -> None:
         assert caught.value.path == "images[2]"
 
 
-def test_a_broken_medium_that_two_requests_bring_at_once_is_named_by_each_ones_own_place(open_tiny: Open) -> None:
+def test_a_broken_media_that_two_requests_bring_at_once_is_named_by_each_ones_own_place(open_tiny: Open) -> None:
     started, release = threading.Event(), threading.Event()
 
     class Slow(Tiny):
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
-            if medium.pixels.shape[0] == 8:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
+            if decoded.pixels.shape[0] == 8:
                 started.set()
                 release.wait(10)
                 raise SizeError("no use")
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
-    processor, bad = open_tiny(Slow), picture(3, 8, 8)
+    processor, bad = open_tiny(Slow), img(3, 8, 8)
     caught: dict[str, MediaError] = {}
 
     def run(name: str, media: list[np.ndarray]) -> None:
@@ -528,7 +528,7 @@ def test_a_broken_medium_that_two_requests_bring_at_once_is_named_by_each_ones_o
             caught[name] = error
 
     first = threading.Thread(target=run, args=("first", [bad]))
-    second = threading.Thread(target=run, args=("second", [picture(0), bad]))
+    second = threading.Thread(target=run, args=("second", [img(0), bad]))
     first.start()
     assert started.wait(10)
     second.start()
@@ -585,7 +585,7 @@ def test_the_limit_counts_cached_media_and_expanded_ids_alike(open_tiny: Open) -
 
 def test_too_many_media_are_refused_before_any_is_opened(open_tiny: Open, decodes: list[str]) -> None:
     processor = open_tiny(limits={"max_items": 3})
-    assert len(processor.process([IMAGE] * 3, [picture()] * 3).mm_items) == 3
+    assert len(processor.process([IMAGE] * 3, [img()] * 3).mm_items) == 3
     decodes.clear()
     with pytest.raises(LimitError, match="4 media in one request, at most 3") as caught:
         processor.process([IMAGE] * 4, [b"garbage"] * 4)
@@ -593,7 +593,7 @@ def test_too_many_media_are_refused_before_any_is_opened(open_tiny: Open, decode
     assert decodes == []
 
 
-def test_a_medium_of_too_many_tokens_is_refused_before_decoding(open_tiny: Open, decodes: list[str]) -> None:
+def test_a_media_of_too_many_tokens_is_refused_before_decoding(open_tiny: Open, decodes: list[str]) -> None:
     processor = open_tiny(limits={"max_item_tokens": 8})
     assert len(processor.process("<image>", [png(0, 6, 9)]).input_ids) == 8
     decodes.clear()
@@ -630,7 +630,7 @@ def identity(processor: ModelProcessor, image: Any, **arguments: Any) -> bytes |
     return item.identity
 
 
-def test_a_repeated_medium_is_not_decoded(open_tiny: Open, decodes: list[str], events: list[Event]) -> None:
+def test_a_repeated_media_is_not_decoded(open_tiny: Open, decodes: list[str], events: list[Event]) -> None:
     processor = open_tiny()
     first = processor.process("word <image>", [png()])
     second = processor.process("word <image>", [png()])
@@ -645,7 +645,7 @@ def test_a_repeated_medium_is_not_decoded(open_tiny: Open, decodes: list[str], e
     assert processor.cache_stats.hits == 1
 
 
-def test_one_medium_many_times_in_one_request_is_decoded_once(open_tiny: Open, decodes: list[str]) -> None:
+def test_one_media_many_times_in_one_request_is_decoded_once(open_tiny: Open, decodes: list[str]) -> None:
     output = open_tiny().process([IMAGE] * 12, [png()] * 12)
     assert len(decodes) == 1
     assert len({item.identity for item in output.mm_items}) == 1
@@ -704,13 +704,13 @@ def test_a_salt_separates_tenants(open_tiny: Open, decodes: list[str]) -> None:
 
 def test_spec_and_version_are_in_the_identity(open_tiny: Open) -> None:
     specs = [SPEC, msgspec.structs.replace(SPEC, output_version=2), msgspec.structs.replace(SPEC, name="other")]
-    assert len({identity(open_tiny(spec=spec), picture()) for spec in specs}) == 3
+    assert len({identity(open_tiny(spec=spec), img()) for spec in specs}) == 3
 
 
 @pytest.mark.case("1.2")
 def test_entry_paths_of_the_same_pixels_have_one_identity(open_tiny: Open) -> None:
     processor = open_tiny(cache_bytes=0)
-    array = picture()
+    array = img()
     ways = [array, Image.fromarray(array), png(), np.asfortranarray(array), bytearray(png())]
     assert len({identity(processor, way) for way in ways}) == 1
 
@@ -718,7 +718,7 @@ def test_entry_paths_of_the_same_pixels_have_one_identity(open_tiny: Open) -> No
 @pytest.mark.case("3.6")
 def test_equal_bytes_of_another_shape_have_another_identity(open_tiny: Open) -> None:
     processor = open_tiny()
-    data = picture(0, 12, 4)
+    data = img(0, 12, 4)
     assert identity(processor, data) != identity(processor, data.reshape(4, 12, 3))
 
 
@@ -726,25 +726,25 @@ def test_a_failure_is_not_kept(open_tiny: Open) -> None:
     class Once(Tiny):
         failures = 1
 
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
             if type(self).failures:
                 type(self).failures -= 1
                 raise RuntimeError
-            return super().prepare(medium, layout, options)
+            return super().prepare(decoded, layout, options)
 
     processor = open_tiny(Once)
     with pytest.raises(ProcessorError):
-        processor.process("<image>", [picture()])
-    assert processor.process("<image>", [picture()]).mm_items
+        processor.process("<image>", [img()])
+    assert processor.process("<image>", [img()]).mm_items
 
 
 def test_fields_are_the_items_own_and_cannot_be_written(open_tiny: Open) -> None:
     processor = open_tiny()
-    (first,) = processor.process("<image>", [picture()]).mm_items
+    (first,) = processor.process("<image>", [img()]).mm_items
     with pytest.raises(ValueError, match="read-only"):
         first.grid[0] = 9
     first.set("grid", np.array([9, 9]))
-    (second,) = processor.process("<image>", [picture()]).mm_items
+    (second,) = processor.process("<image>", [img()]).mm_items
     assert second.grid.tolist() == [2, 3]
 
 
@@ -761,10 +761,10 @@ def test_fields_are_the_items_own_and_cannot_be_written(open_tiny: Open) -> None
 )
 def test_a_feature_is_no_view_of_the_callers_pixels(open_tiny: Open, view: Callable[[np.ndarray], Any]) -> None:
     class View(Tiny):
-        def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> Any:
-            return view(medium.pixels)
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
+            return view(decoded.pixels)
 
-    mine = picture()
+    mine = img()
     expected = np.asarray(view(mine.copy())).copy()
     (item,) = open_tiny(View).process("<image>", [mine]).mm_items
     mine.fill(255)
@@ -807,7 +807,7 @@ def test_a_placeholder_that_a_model_wrote_is_no_slot(open_tiny: Open) -> None:
     ids = np.array([*output.input_ids, IMAGE])
     # The scheduler goes by the recorded offsets, whatever was generated since.
     assert pad_by_offsets(ids, output.mm_items)[-1] == IMAGE
-    assert mark_modalities(output.mm_items, len(ids))[-1] == 0
+    assert token_modalities_of(output.mm_items, len(ids))[-1] == 0
 
 
 @pytest.mark.case("2.1")
@@ -836,20 +836,19 @@ def test_load_wins_over_checkpoint_over_default_and_call_over_all(open_tiny: Ope
         "depth": 4,
     }
     processor = open_tiny(checkpoint=settings)
-    base = picture().astype(np.int16)
+    base = img().astype(np.int16)
     for arguments, tone in (({}, 2), ({"tone": 30}, 30)):
-        (item,) = processor.process("<image>", [picture()], **arguments).mm_items
+        (item,) = processor.process("<image>", [img()], **arguments).mm_items
         assert np.array_equal(item.feature, base + tone)
 
 
 def test_an_author_may_say_where_settings_are_read(open_tiny: Open) -> None:
-    def read(checkpoint: Any, modality: Modality) -> dict[str, Any]:
-        if checkpoint.config.get("broken"):
-            raise UsageError("settings.json: tone is missing", argument="checkpoint")
-        return {"tone": 7, "depth": len(checkpoint.config), "unknown": 1}
-
     class Elsewhere(Options, frozen=True, kw_only=True):
-        read_settings: ClassVar[Any] = staticmethod(read)
+        @classmethod
+        def read_settings(cls, checkpoint: Any, modality: Modality) -> dict[str, Any]:
+            if checkpoint.config.get("broken"):
+                raise UsageError("settings.json: tone is missing", argument="checkpoint")
+            return {"tone": 7, "depth": len(checkpoint.config), "unknown": 1}
 
     class Model(Tiny):
         Options = Elsewhere
@@ -924,9 +923,9 @@ def test_many_async_requests_at_once_are_each_their_own(open_tiny: Open) -> None
 @pytest.mark.parametrize("cache_bytes", [0, 2000, 1 << 24])
 def test_sixteen_threads_get_what_one_gets(open_tiny: Open, cache_bytes: int) -> None:
     random = np.random.default_rng(5)
-    maze = picture(0, 8, 8)
+    maze = img(0, 8, 8)
     mazes = []
-    for index in range(8):  # pictures that differ in one level
+    for index in range(8):  # images that differ in one level
         other = maze.copy()
         other[index % 8, 3, 1] ^= 1
         mazes.append(other)

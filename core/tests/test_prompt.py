@@ -593,7 +593,7 @@ PAD = "<|image_pad|>"
 
 def surrounded(tokenizer: PreTrainedTokenizerFast) -> PromptReader:
     pad = tokenizer.convert_tokens_to_ids(PAD)
-    return PromptReader(tokenizer, {Modality.IMAGE: pad}, surround={Modality.IMAGE: ("\n", "\n\n")})
+    return PromptReader(tokenizer, {Modality.IMAGE: pad}, placeholder_affixes={Modality.IMAGE: ("\n", "\n\n")})
 
 
 @pytest.mark.parametrize("prompt", [PAD, f"a\n{PAD}\n\nb", f"{PAD}{PAD}", f"the {PAD} the\n", "no picture\n"])

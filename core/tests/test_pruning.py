@@ -17,7 +17,7 @@ from mm_plugin.embed import embed_mm_inputs, kept_positions, prune_video
 from mm_plugin.errors import SizeError, SpanError
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin.positions import mrope_positions
 from mm_plugin.transforms import retained_video_tokens
 
@@ -159,7 +159,7 @@ def make_inputs(seq: int, *media: tuple[Modality, int, tuple[int, int]]) -> Mult
     return MultimodalInputs(
         mm_items=items,
         padded_input_ids=pad_by_offsets(np.zeros(seq, np.int64), items),
-        token_modalities=mark_modalities(items, seq),
+        token_modalities=token_modalities_of(items, seq),
     )
 
 
@@ -280,9 +280,9 @@ def test_a_pruned_span_is_shorter_than_its_grid_and_others_are_not() -> None:
 
 def test_rows_of_each_frame_are_read_back_and_told() -> None:
     from mm_plugin.embed import rows_per_frame
-    from mm_plugin.events import Observers, ReadBack
+    from mm_plugin.events import DeviceSync, Observers
 
     heard: list[object] = []
     counts = rows_per_frame(torch.tensor([0, 1, 5, 8, 22]), (4, 2, 3), Observers([heard.append]))
     assert counts == [3, 1, 0, 1]
-    assert [type(event) for event in heard] == [ReadBack]
+    assert [type(event) for event in heard] == [DeviceSync]

@@ -30,11 +30,11 @@ from mm_plugin import (
     UsageError,
 )
 from mm_plugin.cache import EmbeddingCache, MemoryStore
-from mm_plugin.events import Fallback
+from mm_plugin.events import FallbackUsed
 
 GOOD = "GoodForConditionalGeneration"
 ASKED = {"architectures": [GOOD]}
-EVENT = Fallback(what="a", used="b", why="c")
+EVENT = FallbackUsed(asked="a", plugin="b", why="c")
 
 
 def record_of(registry: Registry, name: str) -> PluginRecord:
@@ -52,7 +52,7 @@ def lines(log: pytest.LogCaptureFixture, level: str) -> list[str]:
     return [record.getMessage() for record in log.records if record.levelname == level]
 
 
-# ---------------------------------------------------------------- a sound plugin
+# ---------------------------------------------------------------- an audio input plugin
 
 
 def test_a_plugin_is_known_before_it_is_imported_and_loaded_when_asked_for(site: Any, open_registry: Any) -> None:
@@ -435,7 +435,7 @@ CLASSES = {
 
 @pytest.fixture
 def half(site: Any) -> Callable[[str | None], None]:
-    """Installs a plugin whose hooks are sound and whose processor is what the test says."""
+    """Installs a plugin whose hooks are audio and whose processor is what the test says."""
 
     def install(source: str | None) -> None:
         hooks = site.hooks({"architectures": ("Half",), "processor": "half.parts:Processor"})
@@ -954,7 +954,7 @@ def test_the_fallback_serves_what_nobody_claims_and_says_so(site: Any, open_regi
     assert heard == []
     assert registry.resolve({"architectures": ["Unknown"]}).name == "catch-all"
     assert registry.resolve({"model_type": "unknown"}).name == "catch-all"
-    assert [(event.what, event.used) for event in heard] == [("Unknown", "any"), ("unknown", "any")]
+    assert [(event.asked, event.plugin) for event in heard] == [("Unknown", "any"), ("unknown", "any")]
     warnings = lines(log, "WARNING")
     assert "Unknown" in warnings[0]
     assert "any (catch-all 1.0)" in warnings[0]
@@ -1051,13 +1051,13 @@ SPECIALISE = """
 import msgspec
 from mm_plugin import UsageError
 
-def specialise(spec, checkpoint):
+def specialize(spec, checkpoint):
     taste = checkpoint.config.get("taste")
     if taste == "bitter":
         raise UsageError("not this one", argument="checkpoint")
     if taste == "broken":
         raise KeyError("oh")
-    made = msgspec.structs.replace(spec, name="sweet", specialise=None, notes={"taste": str(taste)})
+    made = msgspec.structs.replace(spec, name="sweet", specialize=None, notes={"taste": str(taste)})
     return {"none": None, "spec": made, "again": (spec, checkpoint)}.get(taste, (made, checkpoint))
 """
 
@@ -1069,7 +1069,7 @@ def checkpoint(folder: Path, **config: Any) -> Path:
 
 
 def with_specialist(site: Any) -> None:
-    source = site.hooks({"name": "base", "specialise": "catch_all.learn:specialise"})
+    source = site.hooks({"name": "base", "specialize": "catch_all.learn:specialize"})
     site.install("catch-all", source, plugin="any", fallback=["any"], files={"catch_all/learn.py": SPECIALISE})
 
 
@@ -1095,10 +1095,10 @@ def test_a_plugin_makes_its_spec_for_a_checkpoint_and_its_record_says_so(
     ("taste", "kind", "said"),
     [
         ("bitter", UsageError, "not this one"),
-        ("broken", PluginLoadError, r"any \(catch-all 1.0\): catch_all.learn:specialise failed on .*KeyError: 'oh'"),
+        ("broken", PluginLoadError, r"any \(catch-all 1.0\): catch_all.learn:specialize failed on .*KeyError: 'oh'"),
         ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
         ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
-        ("again", PluginLoadError, "the spec without specialise"),
+        ("again", PluginLoadError, "the spec without specialize"),
     ],
 )
 def test_a_checkpoint_that_a_plugin_refuses_is_in_its_record(

@@ -34,8 +34,8 @@ ALLOWED: list[dict[str, Any]] = [
     {"padding": "tiny.padding:pad", "token_pairs": ()},
     {"positions": "tiny:positions", "tokenizer": "tiny:open", "embed": "a.b.c:embed", "demo": "tiny.demo:Demo"},
     {"fields": {IMAGE: ()}},
-    {"surround": {IMAGE: ("\n", "")}, "notes": {"processor": "TinyProcessor"}},
-    {"specialise": "tiny:specialise", "modalities": (), "placeholders": {}, "fields": {}},
+    {"placeholder_affixes": {IMAGE: ("\n", "")}, "notes": {"processor": "TinyProcessor"}},
+    {"specialize": "tiny:specialize", "modalities": (), "placeholders": {}, "fields": {}},
     {"fields": OrderedDict({IMAGE: ("a", "b")})},
     {
         "modalities": (VIDEO, IMAGE),
@@ -46,14 +46,14 @@ ALLOWED: list[dict[str, Any]] = [
 # change -> words that the message must hold
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name"),
-    ({"surround": {VIDEO: ("", "")}}, "surround"),
-    ({"surround": {IMAGE: "\n"}}, "surround"),
-    ({"surround": {IMAGE: ("\n",)}}, "surround"),
-    ({"surround": {IMAGE: ("\n", None)}}, "surround"),
+    ({"placeholder_affixes": {VIDEO: ("", "")}}, "placeholder_affixes"),
+    ({"placeholder_affixes": {IMAGE: "\n"}}, "placeholder_affixes"),
+    ({"placeholder_affixes": {IMAGE: ("\n",)}}, "placeholder_affixes"),
+    ({"placeholder_affixes": {IMAGE: ("\n", None)}}, "placeholder_affixes"),
     ({"notes": {"processor": 1}}, "notes"),
     ({"notes": ("processor",)}, "notes"),
-    ({"specialise": "tiny.specialise"}, "specialise"),
-    ({"specialise": "tiny:specialise", "modalities": ()}, "placeholders"),
+    ({"specialize": "tiny.specialize"}, "specialize"),
+    ({"specialize": "tiny:specialize", "modalities": ()}, "placeholders"),
     ({"name": "tiny vl"}, "name"),
     ({"name": "tiny/vl"}, "name"),
     ({"name": "tiny\n"}, "name"),
@@ -115,7 +115,7 @@ def label(value: Any) -> str:
 
 
 @pytest.mark.parametrize("change", ALLOWED, ids=label)
-def test_a_sound_declaration_is_accepted_as_it_is(change: dict[str, Any]) -> None:
+def test_an_audio_declaration_is_accepted_as_it_is(change: dict[str, Any]) -> None:
     given = GOOD | change
     spec = ModelSpec(**given)
     assert {name: getattr(spec, name) for name in given} == given

@@ -12,9 +12,19 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mm_plugin import BaseOptions, For, Medium, Modality, ModelProcessor, ModelSpec, Replacement, Settings, Size
+from mm_plugin import (
+    BaseOptions,
+    DecodedMedia,
+    Modality,
+    ModelProcessor,
+    ModelSpec,
+    OptionScope,
+    Replacement,
+    Settings,
+    Size,
+)
 from mm_plugin.cache import ComputeCache, MemoryStore
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.events import Observers
 from mm_plugin.processor import Runtime
 from mm_plugin.testing import chunks, sweep_options, sweep_provenance
@@ -54,10 +64,10 @@ class Checkpoint:
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
-    size: Annotated[int, For.call("image")] = 4
-    tone: Annotated[Literal["plain", "dark"], For.load("image")] = "plain"
-    rate: Annotated[int, For.call("video")] = 3
-    fixed: Annotated[int, For.checkpoint("image")] = 1
+    size: Annotated[int, OptionScope.request("image")] = 4
+    tone: Annotated[Literal["plain", "dark"], OptionScope.load("image")] = "plain"
+    rate: Annotated[int, OptionScope.request("video")] = 3
+    fixed: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
 class Right(ModelProcessor):
@@ -69,8 +79,8 @@ class Right(ModelProcessor):
     def layout(self, modality: Modality, size: Size, options: Any, context: None) -> dict[str, Any]:
         return {"size": options.size}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> np.ndarray:
-        flat = medium.pixels[: layout["size"], 0].astype(np.int16)
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> np.ndarray:
+        flat = decoded.pixels[: layout["size"], 0].astype(np.int16)
         return -flat if options.tone == "dark" else flat
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
@@ -80,12 +90,12 @@ class Right(ModelProcessor):
 class ReadsAnothersOption(Right):
     """An image depends on what is declared to be about videos."""
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> np.ndarray:
-        return super().prepare(medium, layout, options) + options.rate
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> np.ndarray:
+        return super().prepare(decoded, layout, options) + options.rate
 
 
 class OptionsOfVideo(Options, frozen=True, kw_only=True):
-    size: Annotated[int, For.call("video")] = 4
+    size: Annotated[int, OptionScope.request("video")] = 4
 
 
 class DeclaresWrongly(Right):
@@ -102,7 +112,7 @@ def runtime() -> Iterator[Runtime]:
             executor=pool,
             cache=ComputeCache(MemoryStore(1 << 20)),
             observers=Observers(),
-            blame={"plugin": "kit", "distribution": "kit", "version": "1"},
+            owner={"plugin": "kit", "distribution": "kit", "version": "1"},
         )
 
 
@@ -156,7 +166,7 @@ def test_an_option_of_which_no_value_is_accepted_is_told(runtime: Runtime) -> No
 
 
 def test_provenance_holds_for_a_right_reader(runtime: Runtime) -> None:
-    assert sweep_provenance(opener(Right, runtime)(), medium=MEDIA[Modality.IMAGE], rounds=60) == 0
+    assert sweep_provenance(opener(Right, runtime)(), media=MEDIA[Modality.IMAGE], rounds=60) == 0
 
 
 @pytest.mark.case("2.1")
@@ -208,8 +218,8 @@ def test_chunks_cover_a_prompt_once() -> None:
     assert list(chunks(0, 3)) == []
 
 
-def test_the_photographs_are_two_different_jpegs() -> None:
-    (left, first), (right, second) = photographs()
+def test_the_images_are_two_different_jpegs() -> None:
+    (left, first), (right, second) = sample_images()
     assert left != right
     assert first[:3] == second[:3] == b"\xff\xd8\xff"
     assert first != second

@@ -1,4 +1,4 @@
-"""Resize, patches and normalisation, equal to transformers and torch."""
+"""Resize, patches and normalization, equal to transformers and torch."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from mm_plugin import transforms
 from mm_plugin.errors import SizeError
-from mm_plugin.media import normalise_image, open_image
+from mm_plugin.media import normalize_image, open_image
 from mm_plugin.settings import Settings
 from mm_plugin.transforms import patches, resizing
 
@@ -36,14 +36,14 @@ def sha256(array: np.ndarray) -> str:
 def prepare(
     pixels: np.ndarray, rule: transforms.ResizeRule, min_pixels: int, max_pixels: int
 ) -> tuple[Any, np.ndarray, Any]:
-    """The route of a picture: (patches of uint8, rows of float32, grid)."""
+    """The route of an image: (patches of uint8, rows of float32, grid)."""
     height, width = transforms.smart_resize(*pixels.shape[:2], factor=28, min_pixels=min_pixels, max_pixels=max_pixels)
     patches = transforms.patchify(transforms.resize(pixels, height, width, rule=rule), patch_size=14, merge_size=2)
-    table = transforms.normalisation_table(MEAN, STD, rescale=1 / 255, rule=rule)
-    return patches, transforms.normalise_patches(patches, table, temporal_patch_size=2), [1, height // 14, width // 14]
+    table = transforms.normalization_table(MEAN, STD, rescale=1 / 255, rule=rule)
+    return patches, transforms.normalize_patches(patches, table, temporal_patch_size=2), [1, height // 14, width // 14]
 
 
-def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+def img(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -127,7 +127,7 @@ def test_no_area_and_no_budget_are_refused(size: tuple[int, int], budget: tuple[
 
 @pytest.mark.parametrize("case", PIXELS["images"], ids=lambda case: case["id"])
 @pytest.mark.parametrize("rule", ["pillow", "torch"])
-def test_pictures_equal_the_reference_bit_for_bit(case: dict[str, Any], rule: transforms.ResizeRule) -> None:
+def test_images_equal_the_reference_bit_for_bit(case: dict[str, Any], rule: transforms.ResizeRule) -> None:
     data = (DATA / "images" / case["image"]).read_bytes()
     pixels = open_image(data, path="images[0]", settings=Settings()).decode().pixels
     assert sha256(pixels) == case["rgb_sha256"]
@@ -144,7 +144,7 @@ def test_gray_of_16_bits_is_scaled_not_clipped() -> None:
     image = Image.open(DATA / "images" / "i16_gray_60x60.png")
     levels = np.array(image).astype(np.int64)
     assert levels.max() > 255  # else clipping and scaling would look alike
-    pixels = normalise_image(image)
+    pixels = normalize_image(image)
     for channel in range(3):
         by_hand = np.floor(levels / 65535 * 255 + 0.5)
         assert np.abs(pixels[:, :, channel] - by_hand).max() == 0
@@ -156,7 +156,7 @@ PROCESSOR = Qwen2VLImageProcessorPil()
 @settings(max_examples=25, deadline=None)
 @given(st.integers(8, 300), st.integers(8, 300), st.integers(0, 10), st.sampled_from([(3136, 1003520), (20000, 60000)]))
 def test_the_pillow_route_equals_transformers(height: int, width: int, seed: int, budget: tuple[int, int]) -> None:
-    pixels = picture(height, width, seed)
+    pixels = img(height, width, seed)
     expected = PROCESSOR(
         images=Image.fromarray(pixels),
         return_tensors="np",
@@ -175,7 +175,7 @@ sizes = st.integers(1, 120)
 @settings(max_examples=60, deadline=None)
 @given(sizes, sizes, st.integers(2, 120), st.integers(2, 120), st.integers(0, 9))
 def test_the_torch_rule_equals_plain_interpolate(h: int, w: int, new_h: int, new_w: int, seed: int) -> None:
-    pixels = picture(h, w, seed)
+    pixels = img(h, w, seed)
     planar = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
     expected = torch.nn.functional.interpolate(
         planar, size=(new_h, new_w), mode="bicubic", antialias=True, align_corners=False
@@ -188,14 +188,14 @@ def test_the_torch_rule_equals_plain_interpolate(h: int, w: int, new_h: int, new
 @settings(max_examples=60, deadline=None)
 @given(sizes, sizes, sizes, sizes, st.integers(0, 9))
 def test_the_pillow_rule_equals_pillow(h: int, w: int, new_h: int, new_w: int, seed: int) -> None:
-    pixels = picture(h, w, seed)
+    pixels = img(h, w, seed)
     expected = np.asarray(Image.fromarray(pixels).resize((new_w, new_h), resample=3))
     assert np.array_equal(transforms.resize(pixels, new_h, new_w, rule="pillow"), expected)
 
 
 @pytest.mark.parametrize("rule", ["pillow", "torch"])
 def test_resizing_leaves_its_argument_alone_and_takes_read_only_memory(rule: transforms.ResizeRule) -> None:
-    pixels = picture(40, 50)
+    pixels = img(40, 50)
     before = pixels.copy()
     expected = transforms.resize(pixels, 28, 56, rule=rule)
     pixels.flags.writeable = False
@@ -204,8 +204,8 @@ def test_resizing_leaves_its_argument_alone_and_takes_read_only_memory(rule: tra
     assert transforms.resize(pixels, 40, 50, rule=rule) is pixels
 
 
-def test_the_two_rules_differ_on_some_picture() -> None:
-    pixels = picture(100, 90)
+def test_the_two_rules_differ_on_some_image() -> None:
+    pixels = img(100, 90)
     assert not np.array_equal(
         transforms.resize(pixels, 56, 56, rule="torch"), transforms.resize(pixels, 56, 56, rule="pillow")
     )
@@ -217,7 +217,7 @@ def test_the_two_rules_differ_on_some_picture() -> None:
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 def test_patches_equal_a_loop_over_pixels(rows: int, columns: int, patch: int, merge: int) -> None:
     height, width = rows * patch * merge, columns * patch * merge
-    pixels = picture(height, width)
+    pixels = img(height, width)
     expected = [
         [[int(pixels[top + y, left + x, c]) for y in range(patch) for x in range(patch)] for c in range(3)]
         for row in range(rows)
@@ -234,17 +234,17 @@ def test_patches_equal_a_loop_over_pixels(rows: int, columns: int, patch: int, m
 
 
 @pytest.mark.parametrize(("height", "width"), [(28, 55), (55, 28), (14, 28), (29, 28)])
-def test_a_picture_that_is_no_multiple_is_refused(height: int, width: int) -> None:
+def test_an_image_that_is_no_multiple_is_refused(height: int, width: int) -> None:
     with pytest.raises(SizeError, match=f"{height} x {width} .* 28"):
-        transforms.patchify(picture(height, width), patch_size=14, merge_size=2)
+        transforms.patchify(img(height, width), patch_size=14, merge_size=2)
 
 
-# --- normalisation -----------------------------------------------------------------------------------------------------
+# --- normalization -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["pillow", "torch"])
-def test_levels_are_normalised_in_the_arithmetic_of_the_rule(rule: transforms.ResizeRule) -> None:
-    table = transforms.normalisation_table(MEAN, STD, rescale=1 / 255, rule=rule)
+def test_levels_are_normalized_in_the_arithmetic_of_the_rule(rule: transforms.ResizeRule) -> None:
+    table = transforms.normalization_table(MEAN, STD, rescale=1 / 255, rule=rule)
     assert table.dtype == np.float32
     levels = torch.arange(256)
     for channel in range(3):
@@ -262,7 +262,7 @@ def test_levels_are_normalised_in_the_arithmetic_of_the_rule(rule: transforms.Re
 def test_rows_repeat_the_frame_inside_each_channel(n_patches: int, area: int, frames: int) -> None:
     patches = np.random.default_rng(0).integers(0, 256, (n_patches, 3, area), dtype=np.uint8)
     table = np.random.default_rng(1).random((3, 256)).astype(np.float32)
-    rows = transforms.normalise_patches(patches, table, temporal_patch_size=frames)
+    rows = transforms.normalize_patches(patches, table, temporal_patch_size=frames)
     expected = [
         [float(table[c, patches[p, c, i]]) for c in range(3) for _ in range(frames) for i in range(area)]
         for p in range(n_patches)
@@ -291,7 +291,7 @@ def test_the_same_frames_as_the_reference(case: dict[str, Any], rule: transforms
     options = {{"nframes": "num_frames"}.get(name, name): value for name, value in case["options"].items()}
     indices = sample(case["total"], case["rate"], rule, **options)
     expected = case[rule]
-    if expected is None:  # the reference refuses clips that are too short for what is asked; they give what they have
+    if expected is None:  # the reference refuses videos that are too short for what is asked; they give what they have
         wanted = max(2, options.get("num_frames", 4) // 2 * 2)
         assert len(indices) == min(wanted, max(1, case["total"] // 2 * 2))
         return
@@ -315,7 +315,7 @@ def test_the_same_frames_as_the_reference(case: dict[str, Any], rule: transforms
     st.integers(1, 800),
     st.sampled_from([1, 2, 4]),
 )
-def test_sampled_frames_lie_in_the_clip_and_in_the_bounds(
+def test_sampled_frames_lie_in_the_video_and_in_the_bounds(
     total: int, rate: float, rule: Any, number: int | None, fps: float, least: int, most: int, multiple: int
 ) -> None:
     options = {"num_frames": number, "fps": fps, "min_frames": least, "max_frames": most, "multiple": multiple}
@@ -379,14 +379,14 @@ def test_frames_have_the_reference_s_size(case: dict[str, Any], rule: str) -> No
     seed=st.integers(0, 99),
 )
 def test_a_letterbox_equals_pillows(size: tuple[int, int], box: tuple[int, int], seed: int) -> None:
-    pixels = picture(*size, seed)
+    pixels = img(*size, seed)
     expected = ImageOps.pad(Image.fromarray(pixels), box[::-1], color=(127, 5, 250))
     (found,) = transforms.letterbox(pixels, [box], color=(127, 5, 250), rule="pillow")
     assert np.array_equal(found, np.asarray(expected))
 
 
-def test_several_boxes_are_each_their_own_and_one_may_be_the_picture() -> None:
-    pixels = picture(60, 90)
+def test_several_boxes_are_each_their_own_and_one_may_be_the_image() -> None:
+    pixels = img(60, 90)
     boxes = [(60, 90), (30, 30), (1, 400), (60, 90), (120, 60)]
     found = transforms.letterbox(pixels, boxes, color=(1, 2, 3), rule="pillow")
     assert [array.shape[:2] for array in found] == boxes
@@ -396,8 +396,8 @@ def test_several_boxes_are_each_their_own_and_one_may_be_the_picture() -> None:
 
 
 @pytest.mark.parametrize("rule", ["torch", "pillow"])
-def test_boxes_of_a_large_picture_are_made_side_by_side(rule: transforms.ResizeRule) -> None:
-    pixels = picture(900, 1200)
+def test_boxes_of_a_large_image_are_made_side_by_side(rule: transforms.ResizeRule) -> None:
+    pixels = img(900, 1200)
     boxes = [(90, 120), (200, 300), (900, 1200), (45, 60)]
     seen: list[int] = []
     thread = threading.get_ident
@@ -416,16 +416,16 @@ def test_boxes_of_a_large_picture_are_made_side_by_side(rule: transforms.ResizeR
         assert np.array_equal(found, alone)
 
 
-def test_a_picture_of_which_nothing_is_left_leaves_an_empty_box() -> None:
+def test_an_image_of_which_nothing_is_left_leaves_an_empty_box() -> None:
     assert transforms.contained_size(1000, 1, box_height=384, box_width=384) == (384, 0)
-    (found,) = transforms.letterbox(picture(1000, 1), [(384, 384)], color=(1, 2, 3), rule="torch")
+    (found,) = transforms.letterbox(img(1000, 1), [(384, 384)], color=(1, 2, 3), rule="torch")
     assert (found == (1, 2, 3)).all()
     assert found.shape == (384, 384, 3)
 
 
 def test_the_two_rules_fill_a_box_within_two_levels() -> None:
     (pillow,), (other,) = (
-        transforms.letterbox(picture(211, 400), [(100, 100)], color=(127, 127, 127), rule=rule)
+        transforms.letterbox(img(211, 400), [(100, 100)], color=(127, 127, 127), rule=rule)
         for rule in ("pillow", "torch")
     )
     apart = np.abs(pillow.astype(int) - other).max()
@@ -453,13 +453,13 @@ def test_of_equal_resolutions_the_first_is_chosen() -> None:
 
 
 def test_tiles_lie_row_by_row() -> None:
-    pixels = picture(40, 60)
+    pixels = img(40, 60)
     tiles = np.empty((6, 20, 20, 3), dtype=np.uint8)
     transforms.cut_tiles(pixels, tiles)
     for index in range(6):
         top, left = index // 3 * 20, index % 3 * 20
         assert np.array_equal(tiles[index], pixels[top : top + 20, left : left + 20])
-    for wrong in (picture(40, 61), picture(41, 60), picture(20, 60)):
+    for wrong in (img(40, 61), img(41, 60), img(20, 60)):
         with pytest.raises(SizeError, match="6 tiles of 20"):
             transforms.cut_tiles(wrong, tiles)
 
@@ -472,12 +472,12 @@ def test_tiles_lie_row_by_row() -> None:
     st.sampled_from([1, 2]),
     st.sampled_from(["torch", "pillow"]),
 )
-def test_patches_of_a_clip_are_those_of_its_pictures(
+def test_patches_of_a_video_are_those_of_its_images(
     count: int, down: int, across: int, temporal: int, merge: int, rule: Any
 ) -> None:
     side = 6
     height, width = down * side * merge, across * side * merge
-    frames = [picture(17, 23, seed) for seed in range(count)]
+    frames = [img(17, 23, seed) for seed in range(count)]
     sizes = {"patch_size": side, "merge_size": merge}
     found = transforms.patchify_frames(
         (frame for frame in frames), count, height, width, temporal_patch_size=temporal, rule=rule, **sizes
@@ -494,18 +494,18 @@ def test_a_frame_that_comes_twice_is_resized_once_and_none_is_written(monkeypatc
     calls = []
     own = patches._planar
     monkeypatch.setattr(patches, "_planar", lambda *args: calls.append(args) or own(*args))
-    frame = picture(12, 12)
+    frame = img(12, 12)
     frame.flags.writeable = False  # as a view of a PIL image is
     before = frame.copy()
     transforms.patchify_frames(
-        [frame, frame, picture(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2
+        [frame, frame, img(12, 12, 1)], 3, 12, 12, patch_size=6, merge_size=1, temporal_patch_size=2
     )
     assert len(calls) == 2
     assert np.array_equal(frame, before)
 
 
 @pytest.mark.parametrize(("frames", "count", "height"), [(2, 3, 12), (0, 1, 12), (3, 2, 12), (2, 2, 13), (2, 2, 18)])
-def test_a_clip_that_is_not_what_was_promised_is_refused(frames: int, count: int, height: int) -> None:
-    clip = [picture(12, 12, seed) for seed in range(frames)]
+def test_a_video_that_is_not_what_was_promised_is_refused(frames: int, count: int, height: int) -> None:
+    video = [img(12, 12, seed) for seed in range(frames)]
     with pytest.raises(SizeError):
-        transforms.patchify_frames(clip, count, height, 12, patch_size=6, merge_size=2, temporal_patch_size=2)
+        transforms.patchify_frames(video, count, height, 12, patch_size=6, merge_size=2, temporal_patch_size=2)

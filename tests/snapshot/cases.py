@@ -18,13 +18,13 @@ from PIL import Image
 from snapshot.framework import (
     AudioSamples,
     AudioSize,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
     ProcessorOutput,
     SampledVideo,
     VideoFrames,
     VideoSize,
     corpus,
-    photographs,
+    sample_images,
 )
 
 Case = tuple[str, Callable[[], Any]]
@@ -72,14 +72,14 @@ class Kit:
 
 @functools.cache
 def images() -> list[bytes]:
-    """Two photographs as JPEG, one of them in other shapes as PNG, the last see-through."""
-    files = [data for _, data in photographs()]
-    photo = Image.open(io.BytesIO(files[0])).convert("RGB")
-    sheer = photo.crop((10, 20, 210, 150)).convert("RGBA")
+    """Two images as JPEG, one of them in other shapes as PNG, the last see-through."""
+    files = [data for _, data in sample_images()]
+    image = Image.open(io.BytesIO(files[0])).convert("RGB")
+    sheer = image.crop((10, 20, 210, 150)).convert("RGBA")
     sheer.putalpha(Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (130, 1))))
-    for picture in (photo.crop((0, 0, 300, 60)), photo.resize((57, 203), Image.Resampling.BOX), sheer):
+    for other in (image.crop((0, 0, 300, 60)), image.resize((57, 203), Image.Resampling.BOX), sheer):
         out = io.BytesIO()
-        picture.save(out, "PNG")
+        other.save(out, "PNG")
         files.append(out.getvalue())
     return files
 
@@ -480,14 +480,14 @@ def _qwen(kit: Kit) -> Iterator[Case]:
             "no grid": ProcessorOutput({name: values} | rest),
             "no values": ProcessorOutput({grid_name: grid} | rest),
             "a grid of nothing": ProcessorOutput({name: values[:0], grid_name: grid * 0} | rest),
-            "rows": PrecomputedRows(rows, {grid_name: grid} | rest),
-            "rows as a tensor": PrecomputedRows(torch.from_numpy(rows).bfloat16(), {grid_name: grid} | rest),
-            "rows with an identity": PrecomputedRows(
+            "rows": PrecomputedEmbeddings(rows, {grid_name: grid} | rest),
+            "rows as a tensor": PrecomputedEmbeddings(torch.from_numpy(rows).bfloat16(), {grid_name: grid} | rest),
+            "rows with an identity": PrecomputedEmbeddings(
                 rows, {grid_name: grid} | rest, identity=kind.encode().ljust(32, b"i")
             ),
-            "rows that do not fit": PrecomputedRows(rows[1:], {grid_name: grid} | rest),
-            "rows of whole numbers": PrecomputedRows(rows.astype(np.int64), {grid_name: grid} | rest),
-            "rows with a short identity": PrecomputedRows(rows, {grid_name: grid} | rest, identity=b"short"),
+            "rows that do not fit": PrecomputedEmbeddings(rows[1:], {grid_name: grid} | rest),
+            "rows of whole numbers": PrecomputedEmbeddings(rows.astype(np.int64), {grid_name: grid} | rest),
+            "rows with a short identity": PrecomputedEmbeddings(rows, {grid_name: grid} | rest, identity=b"short"),
         }
         for form, value in prepared.items():
             yield f"prepared {kind}/{form}", lambda value=value, kind=kind: kit.process(kind, **{f"{kind}s": [value]})
@@ -503,7 +503,9 @@ def _qwen(kit: Kit) -> Iterator[Case]:
             ),
         )  # fmt: skip
         named = [
-            PrecomputedRows(rows + more, {grid_name: grid} | rest, identity=(b"named " + kind.encode()).ljust(32, b"."))
+            PrecomputedEmbeddings(
+                rows + more, {grid_name: grid} | rest, identity=(b"named " + kind.encode()).ljust(32, b".")
+            )
             for more in (0, 1)
         ]
         yield (
@@ -552,12 +554,12 @@ def _deepseek(kit: Kit) -> Iterator[Case]:
         ),
         "compact": lambda: ProcessorOutput({"images": levels, "images_spatial_crop": crop}),
         "another crop": lambda: ProcessorOutput({"images": values, "images_spatial_crop": crop + 1}),
-        "rows": lambda: PrecomputedRows(rows[: count()], {"images_spatial_crop": crop}),
-        "rows with an identity": lambda: PrecomputedRows(
+        "rows": lambda: PrecomputedEmbeddings(rows[: count()], {"images_spatial_crop": crop}),
+        "rows with an identity": lambda: PrecomputedEmbeddings(
             rows[: count()], {"images_spatial_crop": crop}, identity=b"i" * 32
         ),
-        "rows that do not fit": lambda: PrecomputedRows(rows, {"images_spatial_crop": crop}),
-        "no resolution": lambda: PrecomputedRows(rows, {"images_spatial_crop": crop * 5}),
+        "rows that do not fit": lambda: PrecomputedEmbeddings(rows, {"images_spatial_crop": crop}),
+        "no resolution": lambda: PrecomputedEmbeddings(rows, {"images_spatial_crop": crop * 5}),
     }
     for form, value in prepared.items():
         yield f"prepared image/{form}", lambda value=value: kit.single(value())

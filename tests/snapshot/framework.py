@@ -16,7 +16,7 @@ from mm_plugin import (
     AudioSamples,
     AudioSize,
     MMPluginError,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
     ProcessorOutput,
     SampledVideo,
     Settings,
@@ -24,7 +24,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.identity import feature_digest
 from mm_plugin.media import probe
 from mm_plugin.testing import corpus as media_corpus
@@ -34,7 +34,7 @@ __all__ = [
     "AudioSamples",
     "AudioSize",
     "MMPluginError",
-    "PrecomputedRows",
+    "PrecomputedEmbeddings",
     "ProcessorOutput",
     "SampledVideo",
     "VideoFrames",
@@ -45,8 +45,8 @@ __all__ = [
     "feature_digest",
     "is_output",
     "is_prepared_item",
-    "photographs",
     "probe",
+    "sample_images",
     "settings",
 ]
 
@@ -75,7 +75,7 @@ def corpus() -> Mapping[str, tuple[tuple[str, Any], ...]]:
     """The odd media, by modality: (name, value), in an order that is part of the snapshot."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        families = {"image": media_corpus.images(), "video": media_corpus.clips(), "audio": media_corpus.sounds()}
+        families = {"image": media_corpus.images(), "video": media_corpus.videos(), "audio": media_corpus.audios()}
         return {modality: tuple((entry.name, entry.value) for entry in found) for modality, found in families.items()}
 
 

@@ -123,9 +123,9 @@ def of_output(output: Any) -> dict[str, str]:
 
 def of_prepared(item: Any) -> dict[str, str]:
     """The aspects of what `prepare_item` returned."""
-    takes_row = item.replacement.takes_row
+    is_embed = item.replacement.is_embed
     return {
-        "ids": _digest([np.array(item.replacement.ids), None if takes_row is None else np.array(takes_row)]),
+        "ids": _digest([np.array(item.replacement.ids), None if is_embed is None else np.array(is_embed)]),
         "identities": _digest([item.identity]),
         "fields": _digest([dict(item.fields)]),
         "features": _digest([item.feature]),

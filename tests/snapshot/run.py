@@ -131,7 +131,7 @@ def moved(expected: Mapping[str, str], found: Mapping[str, str], *, part: bool) 
 
 
 def write(path: Path = FILE) -> dict[str, int]:
-    """Compute everything anew and write it.
+    """Compute everything again and write it.
 
     Returns:
         How many records each variant has.

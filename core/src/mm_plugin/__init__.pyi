@@ -16,14 +16,33 @@ from .errors import (
     UsageError,
 )
 from .hookspecs import hookimpl
-from .inputs import Encoded, ForwardBatch, MultimodalInputs, MultimodalProcessorOutput, PrecomputedRows, ProcessorOutput
+from .inputs import (
+    Encoded,
+    ForwardBatch,
+    MultimodalInputs,
+    MultimodalProcessorOutput,
+    PrecomputedEmbeddings,
+    ProcessorOutput,
+)
 from .items import Modality, MultimodalDataItem, MultimodalInputFormat
-from .media.types import AudioSamples, AudioSize, Medium, SampledVideo, Sampling, Size, VideoFrames, VideoSize
+from .media.types import (
+    AudioSamples,
+    AudioSize,
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
+    SampledVideo,
+    Sampling,
+    Size,
+    VideoFrames,
+    VideoSize,
+)
 from .placeholders import Replacement
-from .processor.joint_output import Whole, WholeItem
-from .processor.mixins import TakesAudio, TakesPrepared, TakesVideos, TakesWhole
+from .processor.joint_output import JointItem, JointOutput
+from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
 from .processor.model import ModelProcessor
-from .processor.options import BaseOptions, For
+from .processor.options import BaseOptions, OptionScope
 from .registry import PluginRecord, Registry, discover
 from .settings import Settings
 from .spec import ModelSpec
@@ -31,10 +50,17 @@ from .spec import ModelSpec
 __version__: str
 
 __all__ = [
+    "AcceptsAudio",
+    "AcceptsPrecomputed",
+    "AcceptsVideos",
     "AudioSamples",
     "AudioSize",
     "BaseOptions",
     "Checkpoint",
+    "DecodedAudio",
+    "DecodedImage",
+    "DecodedMedia",
+    "DecodedVideo",
     "EmbedOutput",
     "Encoded",
     "Encoder",
@@ -42,12 +68,12 @@ __all__ = [
     "EncodesAudio",
     "EncodesImages",
     "EncodesVideos",
-    "For",
     "ForwardBatch",
+    "JointItem",
+    "JointOutput",
     "LimitError",
     "MMPluginError",
     "MediaError",
-    "Medium",
     "Modality",
     "ModelProcessor",
     "ModelSpec",
@@ -56,11 +82,13 @@ __all__ = [
     "MultimodalInputs",
     "MultimodalProcessorOutput",
     "NoModelError",
+    "OptionScope",
     "PlaceholderError",
     "PluginError",
     "PluginLoadError",
     "PluginRecord",
-    "PrecomputedRows",
+    "PrecomputedEmbeddings",
+    "ProcessesJointly",
     "ProcessorError",
     "ProcessorOutput",
     "Registry",
@@ -70,15 +98,9 @@ __all__ = [
     "Sampling",
     "Settings",
     "Size",
-    "TakesAudio",
-    "TakesPrepared",
-    "TakesVideos",
-    "TakesWhole",
     "UsageError",
     "VideoFrames",
     "VideoSize",
-    "Whole",
-    "WholeItem",
     "__version__",
     "discover",
     "embed_mm_inputs",

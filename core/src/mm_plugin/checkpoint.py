@@ -135,7 +135,7 @@ class Checkpoint:
         Raises:
             UsageError: there is no such tensor, or a file cannot be read.
         """
-        # An encoder may normalise by what these say.
+        # An encoder may normalize by what these say.
         names = sorted({"processor_config.json", *(name for group in _FILES.values() for name in group)})
         settings = {name: digest((self.folder / name).read_bytes()) for name in names if (self.folder / name).is_file()}
         files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}

@@ -3,7 +3,7 @@
     MMPluginError
     ├── UsageError            the server called us wrongly
     ├── RequestError          the client's media or prompt; the message is safe to show (HTTP 4xx)
-    │   ├── MediaError        a picture, clip or sound that cannot be used
+    │   ├── MediaError        an image, video or audio that cannot be used
     │   ├── PlaceholderError  the prompt's placeholders and the media do not fit
     │   └── LimitError        more than a limit allows
     ├── PluginError           a plugin's fault; names plugin, distribution and version
@@ -11,7 +11,7 @@
     │   ├── ProcessorError    its processor failed
     │   └── EncoderError      its encoder failed
     ├── NoModelError          no plugin serves the model; carries every plugin's record
-    └── NeutralError          raised by low rooms, which cannot know whose value it was; the rooms above assign blame
+    └── UnattributedError          raised by low layers, which cannot know whose value it was; the layers above assign blame
         ├── SpanError         spans, offsets, slots or row counts that do not fit
         ├── SizeError         a height, width or grid that no rule can use
         └── SpecError         a declaration that contradicts itself
@@ -71,7 +71,7 @@ class RequestError(MMPluginError):
 
 
 class MediaError(RequestError):
-    """A medium cannot be used. `path` is such as `images[2]`; `reason` is one word for the kind of fault."""
+    """A media input cannot be used. `path` is such as `images[2]`; `reason` is one word for the kind of fault."""
 
     code = "media"
     attributes: ClassVar[tuple[str, ...]] = ("path", "reason")
@@ -137,25 +137,25 @@ class NoModelError(MMPluginError):
     served: tuple[str, ...] | None
 
 
-class NeutralError(MMPluginError):
-    """Raised by rooms that cannot know who supplied the value; `processor` and `embed` turn it into one that says so."""
+class UnattributedError(MMPluginError):
+    """Raised by layers that cannot know who supplied the value; `processor` and `embed` turn it into one that says so."""
 
     code = "neutral"
 
 
-class SpanError(NeutralError):
+class SpanError(UnattributedError):
     """Spans, offsets, slots or row counts that do not fit together."""
 
     code = "span"
 
 
-class SizeError(NeutralError):
+class SizeError(UnattributedError):
     """A height, width or grid, in pixels or patches, that no rule can use."""
 
     code = "size"
 
 
-class SpecError(NeutralError):
+class SpecError(UnattributedError):
     """A plugin's declaration contradicts itself."""
 
     code = "spec"

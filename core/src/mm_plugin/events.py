@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ItemKeyed(Event, frozen=True, kw_only=True):
-    """A medium got its identity. `cached`: prepared before, so nothing was decoded. `elapsed_ms`: of its item stage."""
+    """A media input got its identity. `cached`: prepared before, so nothing was decoded. `elapsed_ms`: of its item stage."""
 
     plugin: str
     path: str
@@ -45,15 +45,29 @@ class ItemFailed(Event, frozen=True, kw_only=True):
     error: str
 
 
-class Fallback(Event, frozen=True, kw_only=True):
-    """A second choice was taken: `what` was asked for, `used` was used, because of `why`."""
+class HashIgnored(Event, frozen=True, kw_only=True):
+    """A caller's hash at `path` was not used, because of `why`; the identity was computed."""
 
-    what: str
-    used: str
+    path: str
     why: str
 
 
-class ReadBack(Event, frozen=True, kw_only=True):
+class ItemDropped(Event, frozen=True, kw_only=True):
+    """The media input at `path` was left out of a prompt that was too long, because of `why`."""
+
+    path: str
+    why: str
+
+
+class FallbackUsed(Event, frozen=True, kw_only=True):
+    """The fallback `plugin` serves the models `asked`, because of `why`."""
+
+    asked: str
+    plugin: str
+    why: str
+
+
+class DeviceSync(Event, frozen=True, kw_only=True):
     """Something was read back from the device, for which the host waited."""
 
     what: str

@@ -14,7 +14,7 @@ from mm_plugin.items import Modality, MultimodalDataItem, checked_spans
 
 
 class ProcessorOutput(msgspec.Struct, frozen=True, eq=False):
-    """One medium that a processor prepared already, given in place of the raw one.
+    """One media input that a processor prepared already, given in place of the raw one.
 
     Attributes:
         fields: the feature under its reference's name, such as `pixel_values`, and the model fields, such as `image_grid_thw`.
@@ -23,8 +23,8 @@ class ProcessorOutput(msgspec.Struct, frozen=True, eq=False):
     fields: Mapping[str, Any]
 
 
-class PrecomputedRows(msgspec.Struct, frozen=True, eq=False):
-    """One medium that an encoder encoded already, given in place of the raw one.
+class PrecomputedEmbeddings(msgspec.Struct, frozen=True, eq=False):
+    """One media input that an encoder encoded already, given in place of the raw one.
 
     Attributes:
         rows: [num_rows, hidden], floating point, numpy or torch.

@@ -14,7 +14,7 @@ from mm_plugin.sentinels import PadValues, pad_values_from_hash, pad_values_from
 
 
 class Modality(enum.IntEnum):
-    """What a medium is. The value is its mark in `token_modalities`, where 0 is text."""
+    """What a media input is. The value is its mark in `token_modalities`, where 0 is text."""
 
     IMAGE = 1
     VIDEO = 2
@@ -40,7 +40,7 @@ class Modality(enum.IntEnum):
 
 
 class MultimodalInputFormat(enum.Enum):
-    """In which form a medium came: raw media, a processor's output, or rows that need no encoder."""
+    """In which form a media input came: raw media, a processor's output, or rows that need no encoder."""
 
     NORMAL = "normal"
     PROCESSOR_OUTPUT = "processor_output"

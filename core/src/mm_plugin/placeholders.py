@@ -13,15 +13,15 @@ from mm_plugin.sentinels import lay_sentinels
 
 
 class Replacement(msgspec.Struct, frozen=True, eq=False):
-    """The tokens that stand for one medium in the expanded prompt.
+    """The tokens that stand for one media input in the expanded prompt.
 
     Attributes:
         ids: [n] int64.
-        takes_row: [n] bool, True where a token takes a row of the encoder; None where all do.
+        is_embed: [n] bool, True where a token takes a row of the encoder; None where all do.
     """
 
     ids: np.ndarray
-    takes_row: np.ndarray | None = None
+    is_embed: np.ndarray | None = None
 
     @classmethod
     def repeat(cls, token: int, count: int) -> Replacement:
@@ -31,18 +31,18 @@ class Replacement(msgspec.Struct, frozen=True, eq=False):
     @property
     def num_rows(self) -> int:
         """Tokens that take a row."""
-        return len(self.ids) if self.takes_row is None else int(np.count_nonzero(self.takes_row))
+        return len(self.ids) if self.is_embed is None else int(np.count_nonzero(self.is_embed))
 
     def runs(self) -> list[Offset]:
         """Runs of tokens that take rows, both ends inclusive, counted from the replacement's start."""
-        if self.takes_row is None:
+        if self.is_embed is None:
             return [(0, len(self.ids) - 1)] if len(self.ids) else []
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], self.takes_row, [False]]).astype(np.int8)))
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], self.is_embed, [False]]).astype(np.int8)))
         return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Where one medium stands in the unexpanded ids: the half-open interval `start:end` is replaced."""
+    """Where one media input stands in the unexpanded ids: the half-open interval `start:end` is replaced."""
 
     start: int
     end: int
@@ -161,7 +161,7 @@ def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> 
                     whole = np.array_equal(ids[start : start + len(wanted)], wanted)
                     found.append((start, not whole, group, len(wanted)))
         if not found:
-            raise SpanError(f"after index {cursor} no further medium stands in the expanded ids")
+            raise SpanError(f"after index {cursor} no further media input stands in the expanded ids")
         start, _, group, length = min(found)
         taken[group] += 1
         order.append(group)
@@ -170,7 +170,7 @@ def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> 
 
 
 def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.ndarray:
-    """Cache ids: each item's sentinels over its recorded spans, beginning anew in each span.
+    """Cache ids: each item's sentinels over its recorded spans, beginning again in each span.
 
     Args:
         ids: [N] int64; never changed, never returned.
@@ -188,7 +188,7 @@ def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.n
     return out
 
 
-def mark_modalities(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray:
+def token_modalities_of(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray:
     """`token_modalities`: 0 for text, else the modality of the item whose span the token is in.
 
     Shape:

@@ -57,7 +57,7 @@ def mrope_positions(
         cursor = last + 1
     total += seq - cursor
     ids = np.empty((3, seq), dtype=np.int64)
-    # Every run below is a slice of one range; a clip may leave out more positions than such a range should have.
+    # Every run below is a slice of one range; a video may leave out more positions than such a range should have.
     whole = np.arange(total, dtype=np.int64) if total <= 4 * seq + _SPARE else None
 
     def steps(first: int, count: int) -> np.ndarray:

@@ -69,7 +69,7 @@ State = Literal["available", "loaded", "disabled", "failed", "conflict", "incomp
 
 
 class OpenedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin made of one checkpoint from which it learns what it serves (`ModelSpec.specialise`).
+    """What a plugin made of one checkpoint from which it learns what it serves (`ModelSpec.specialize`).
 
     Attributes:
         checkpoint: the folder.
@@ -178,7 +178,7 @@ class _Plugin:
         return f"{self.name} ({self.distribution} {self.version})"
 
     @property
-    def blame(self) -> dict[str, str]:
+    def owner(self) -> dict[str, str]:
         return {"plugin": self.name, "distribution": self.distribution, "version": self.version}
 
     def record(self) -> PluginRecord:
@@ -521,7 +521,7 @@ class Registry:
 
     def _load_error(self, plugin: _Plugin) -> PluginLoadError:
         record = plugin.record()
-        return PluginLoadError(record.summary(), record=record, **plugin.blame)
+        return PluginLoadError(record.summary(), record=record, **plugin.owner)
 
     # ---------------------------------------------------------------- resolving
 
@@ -537,7 +537,7 @@ class Registry:
 
         The top-level `architectures` are tried in order; only where they are absent or empty is the top-level `model_type`
         tried. Nested configs are never read. What no installed plugin claims goes to the fallback, where there is one; what
-        such a plugin learns from a checkpoint (`ModelSpec.specialise`) is not known here.
+        such a plugin learns from a checkpoint (`ModelSpec.specialize`) is not known here.
 
         Args:
             config: a checkpoint folder, a config as a mapping, or a `PretrainedConfig`.
@@ -608,11 +608,11 @@ class Registry:
             raise self._no_model(asked, f"more than one fallback is installed: {', '.join(p.label for p in live)}")
         if not self._load(live[0], chosen=True):
             raise self._no_model(asked, live[0].record().summary())
-        from mm_plugin.events import Fallback
+        from mm_plugin.events import FallbackUsed
 
         names = ", ".join(name for _, name in asked)
         logger.warning("mm-plugin: the fallback %s serves %s: %s", live[0].label, names, why)
-        self.observers.emit(Fallback(what=names, used=live[0].name, why=why))
+        self.observers.emit(FallbackUsed(asked=names, plugin=live[0].name, why=why))
         return live[0]
 
     def _no_model(self, asked: Sequence[tuple[str, str]], why: str) -> NoModelError:
@@ -664,12 +664,12 @@ class Registry:
             executor=self.executor,
             cache=self._preprocess_cache,
             observers=self.observers,
-            blame=found.blame,
+            owner=found.owner,
             digests=self.digests,
             bindings=self._caller_hashes,
             closed=self._closed,
         )
-        with _blaming(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
+        with _attributed(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
             processor: ModelProcessor = cls(spec, opened, runtime, options)
             return processor
 
@@ -703,14 +703,14 @@ class Registry:
         _check_placement(device, dtype)
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "encoder", Encoder)
-        with _blaming(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
+        with _attributed(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
             encoder: Encoder = cls.load(opened, device, dtype)
             # An encoder that reads its weights by other means is told apart by all of the checkpoint's.
             weights = opened.fingerprint(opened.tensors_read or None)
             encoder.bind(
                 version=f"{spec.name}:{spec.output_version}:{weights}",
                 device=device,
-                blame=found.blame,
+                owner=found.owner,
                 observers=self.observers,
             )
             return encoder
@@ -743,25 +743,25 @@ class Registry:
         self._check_open()
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         plugin, spec = self._resolve(opened.config, architecture, chosen, fallback)
-        if spec.specialise is not None:
-            spec, opened = self._specialise(plugin, spec, opened)
+        if spec.specialize is not None:
+            spec, opened = self._specialize(plugin, spec, opened)
         return opened, plugin, spec
 
-    def _specialise(self, plugin: _Plugin, spec: ModelSpec, opened: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
+    def _specialize(self, plugin: _Plugin, spec: ModelSpec, opened: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
         """What a plugin that learns from a checkpoint makes of it, kept in its record; so is why it refuses."""
         from mm_plugin.checkpoint import Checkpoint
         from mm_plugin.spec import ModelSpec
 
         place = str(opened.folder)
-        make = self._load_class(plugin, spec, "specialise", None)
+        make = self._load_class(plugin, spec, "specialize", None)
         try:
-            with _blaming(plugin, PluginLoadError, f"{spec.specialise} failed on {place}"):
+            with _attributed(plugin, PluginLoadError, f"{spec.specialize} failed on {place}"):
                 made = make(spec, opened)
             good = isinstance(made, tuple) and [type(part) for part in made] == [ModelSpec, Checkpoint]
-            if not good or made[0].specialise is not None:
+            if not good or made[0].specialize is not None:
                 raise PluginLoadError(
-                    f"{plugin.label}: {spec.specialise} must return (ModelSpec, Checkpoint), the spec without specialise",
-                    **plugin.blame,
+                    f"{plugin.label}: {spec.specialize} must return (ModelSpec, Checkpoint), the spec without specialize",
+                    **plugin.owner,
                 )
         except MMPluginError as error:
             with self._lock:
@@ -775,7 +775,7 @@ class Registry:
 
     def _load_class(self, plugin: _Plugin, spec: ModelSpec, field: str, base: type | None) -> Any:
         """The class (a function where `base` is None) that a spec names, with the plugin to blame where it cannot be had."""
-        with _blaming(
+        with _attributed(
             plugin, PluginLoadError, f"{spec.name} names {field} {getattr(spec, field)!r}, which cannot be loaded"
         ):
             cls = spec.load(field)
@@ -785,7 +785,7 @@ class Registry:
             expected = "be callable" if base is None else f"be a subclass of mm_plugin's {base.__name__}"
             raise PluginLoadError(
                 f"{plugin.label}: {field} {getattr(spec, field)!r} must {expected}",
-                **plugin.blame,
+                **plugin.owner,
             )
         return cls
 
@@ -867,7 +867,7 @@ class Registry:
 
     @property
     def _preprocess_cache(self) -> ComputeCache:
-        """The one cache of prepared items, so that one medium is prepared once for all models that make the same of it."""
+        """The one cache of prepared items, so that one media input is prepared once for all models that make the same of it."""
         from mm_plugin.cache.single_flight import ComputeCache
 
         with self._lock:
@@ -904,10 +904,10 @@ class Registry:
                 raise UsageError(f"no store {name!r}; there are: {known}", argument="store")
             if len(live) > 1 or not self._load(live[0], chosen=True):
                 raise self._load_error(live[0])
-        with _blaming(live[0], PluginLoadError, f"store {name!r} could not be made"):
+        with _attributed(live[0], PluginLoadError, f"store {name!r} could not be made"):
             store = live[0].services[STORES][name](capacity_bytes)
         if not isinstance(store, Store):
-            raise PluginLoadError(f"{live[0].label}: store {name!r} is no mm_plugin.cache.store.Store", **live[0].blame)
+            raise PluginLoadError(f"{live[0].label}: store {name!r} is no mm_plugin.cache.store.Store", **live[0].owner)
         return store
 
     def close(self) -> None:
@@ -944,7 +944,7 @@ def _entry_points(notice: Callable[[str], None]) -> Iterable[Any]:
         seen: set[str] = set()
         for dist in importlib_metadata.distributions():
             try:
-                name = _normalised(str(dist.metadata["Name"]))
+                name = _normalized(str(dist.metadata["Name"]))
                 if name not in seen:
                     seen.add(name)
                     found.extend(dist.entry_points)
@@ -956,7 +956,7 @@ def _entry_points(notice: Callable[[str], None]) -> Iterable[Any]:
         return found
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -1127,22 +1127,22 @@ def _spec_for(plugin: _Plugin, group: str, name: str) -> ModelSpec:
 
 
 @contextlib.contextmanager
-def _blaming(plugin: _Plugin, kind: type[PluginError], what: str) -> Any:
+def _attributed(plugin: _Plugin, kind: type[PluginError], what: str) -> Any:
     """Turn whatever plugin code raises into an error that names the plugin; errors of ours that name their fault pass."""
     try:
         yield
     except (UsageError, PluginError):
         raise
     except MMPluginError as error:
-        raise kind(f"{plugin.label}: {what}: {error.message}", **plugin.blame) from error
+        raise kind(f"{plugin.label}: {what}: {error.message}", **plugin.owner) from error
     except (Exception, SystemExit) as error:
         where = _where(error, plugin.module)
         place = f" [{where}]" if where else ""
-        raise kind(f"{plugin.label}: {what}: {type(error).__name__}: {_said(error)}{place}", **plugin.blame) from error
+        raise kind(f"{plugin.label}: {what}: {type(error).__name__}: {_said(error)}{place}", **plugin.owner) from error
 
 
 def _forget_modules(module: str, before: set[str]) -> None:
-    """Remove what a failed import left of the plugin's own package, so that a later try starts anew."""
+    """Remove what a failed import left of the plugin's own package, so that a later try starts again."""
     package = module.partition(".")[0]
     for name in set(sys.modules) - before:
         if name == package or name.startswith(package + "."):

@@ -61,7 +61,7 @@ def sentinel_sequence(pad_values: PadValues, length: int) -> np.ndarray:
 
 
 def lay_sentinels(out: np.ndarray, start: int, end: int, pad_values: PadValues) -> None:
-    """Write the sentinels over `out[start:end]`, beginning anew at `start`.
+    """Write the sentinels over `out[start:end]`, beginning again at `start`.
 
     Args:
         out: [n] int64, contiguous, changed in place.

@@ -31,20 +31,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         private_hosts: of those, the ones that may stand in a private network; every other that turns out to is refused.
         fetch_seconds: time in which a URL must be fetched whole.
         max_redirects: how often a URL may point to another.
-        max_media_bytes: encoded bytes of one medium.
+        max_media_bytes: encoded bytes of one media input.
         max_image_pixels: height x width of one decoded image. The default is the size above which Pillow itself warns.
-        max_video_frames: frames of one clip, before any are sampled.
-        max_video_seconds: length of one clip.
-        max_audio_seconds: length of one sound.
+        max_video_frames: frames of one video, before any are sampled.
+        max_video_seconds: length of one video.
+        max_audio_seconds: length of one audio.
         max_request_pixels: height x width of all images and sampled frames that one request may have decoded.
         max_items: media in one request.
         max_images: images in one request.
         max_videos: videos in one request.
-        max_audios: sounds in one request.
-        max_item_tokens: prompt tokens that stand for one medium. The default holds the longest clip of Qwen's own defaults.
+        max_audios: audio inputs in one request.
+        max_item_tokens: prompt tokens that stand for one media input. The default holds the longest video of Qwen's own defaults.
         preprocess_cache_bytes: capacity of the preprocess cache, bytes.
         embedding_cache_bytes: capacity of an encoder's row cache, bytes.
-        max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for another medium is found.
+        max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for other media is found.
         store: kind of store behind the caches: `memory`, or one that a plugin offers.
         threads: worker threads of a registry's executor.
     """

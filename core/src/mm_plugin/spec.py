@@ -26,8 +26,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         architectures: entries of `config.architectures` that it serves.
         model_types: values of `config.model_type` that it serves where a config has no architectures.
         modalities: what it takes.
-        placeholders: by modality, the token that stands for one medium in a prompt.
-        token_pairs: (start, end) tokens around a medium in the prompt.
+        placeholders: by modality, the token that stands for one media input in a prompt.
+        token_pairs: (start, end) tokens around a media input in the prompt.
         padding: how a scheduler lays sentinels over ids that come without offsets: by `"pairs"`, by `"runs"` of the
             placeholder, by `"offsets"` alone, or a `"module:function"`.
         fields: by modality, the model fields of an item. A field that is not declared here is an error that names it.
@@ -38,9 +38,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             `AutoTokenizer` opens wrongly or not at all; None for `AutoTokenizer`.
         embed: `"module:function"` in place of the core's way to embed, or None.
         demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
-        surround: by modality, the text that the model's own processor writes before and behind a placeholder. It is written
-            before the prompt is tokenised, because a tokenizer may join it with the text around it.
-        specialise: `"module:function"` that is called with this spec and an open `Checkpoint` and returns the spec for that
+        placeholder_affixes: by modality, the text that the model's own processor writes around a placeholder. It is written
+            before the prompt is tokenized, because a tokenizer may join it with the text around it.
+        specialize: `"module:function"` that is called with this spec and an open `Checkpoint` and returns the spec for that
             checkpoint and the `Checkpoint` to go on with, for plugins that learn from a checkpoint what they serve of it.
             `modalities`, `placeholders` and `fields` may then be empty here.
         notes: what a plugin says of a spec that it made for one checkpoint, kept in the plugin's record.
@@ -64,8 +64,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     embed: str | None = None
     demo: str | None = None
-    surround: Mapping[Modality, tuple[str, str]] = {}
-    specialise: str | None = None
+    placeholder_affixes: Mapping[Modality, tuple[str, str]] = {}
+    specialize: str | None = None
     notes: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("architectures", "model_types"):
             if not all(isinstance(served, str) and served for served in getattr(self, name)):
                 refuse(f"{name} must hold names")
-        if not self.modalities and self.specialise is None:
+        if not self.modalities and self.specialize is None:
             refuse("modalities is empty; a plugin serves at least one")
         for modality in self.modalities:
             if not isinstance(modality, Modality):
@@ -103,14 +103,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             for pair in self.token_pairs
         ):
             refuse("token_pairs must hold (start, end) token strings")
-        if not isinstance(self.surround, Mapping) or not all(
+        if not isinstance(self.placeholder_affixes, Mapping) or not all(
             modality in self.modalities
             and isinstance(texts, tuple)
             and len(texts) == 2
             and all(isinstance(text, str) for text in texts)
-            for modality, texts in self.surround.items()
+            for modality, texts in self.placeholder_affixes.items()
         ):
-            refuse("surround must hold (before, behind) texts of its modalities")
+            refuse("placeholder_affixes must hold (before, after) texts of its modalities")
         if not isinstance(self.notes, Mapping) or not all(
             isinstance(text, str) for pair in self.notes.items() for text in pair
         ):
@@ -119,7 +119,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
         if self.padding == "pairs" and not self.token_pairs:
             refuse("padding='pairs' needs token_pairs")
-        for name in ("processor", "encoder", "positions", "tokenizer", "embed", "demo", "specialise"):
+        for name in ("processor", "encoder", "positions", "tokenizer", "embed", "demo", "specialize"):
             value = getattr(self, name)
             if value is None and name not in ("processor", "encoder"):
                 continue

@@ -1,4 +1,4 @@
-"""A model small enough to be shown whole: the rows of an image are the mean colours of its quarters."""
+"""A model small enough to be shown whole: the rows of an image are the mean colors of its quarters."""
 
 import io
 import json
@@ -24,9 +24,9 @@ class Processor(ModelProcessor):
     def layout(self, modality, size, options, context):
         return {}
 
-    def prepare(self, medium, layout, options):
-        height, width = (side // 2 * 2 for side in medium.pixels.shape[:2])
-        quarters = medium.pixels[:height, :width].reshape(2, height // 2, 2, width // 2, 3)
+    def prepare(self, decoded, layout, options):
+        height, width = (side // 2 * 2 for side in decoded.pixels.shape[:2])
+        quarters = decoded.pixels[:height, :width].reshape(2, height // 2, 2, width // 2, 3)
         return quarters.mean(axis=(1, 3)).reshape(4, 3).astype(np.float32)
 
     def replacement(self, layout):

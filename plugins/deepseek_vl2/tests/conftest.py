@@ -1,4 +1,4 @@
-"""One registry, tiny checkpoints on disk, pictures and recorded numbers for all tests of this plugin."""
+"""One registry, tiny checkpoints on disk, images and recorded numbers for all tests of this plugin."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def golden() -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def picture() -> Callable[[str], Image.Image]:
-    """A picture by the name that the recorded cases give it, opened anew each time."""
+def image() -> Callable[[str], Image.Image]:
+    """An image by the name that the recorded cases give it, opened again each time."""
     return lambda name: Image.open(io.BytesIO((DATA / name).read_bytes()))
 
 
@@ -102,7 +102,7 @@ def runs() -> Callable[[Any], list[list[int]]]:
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
-    """A picture of which no two parts are alike."""
+    """An image of which no two parts are alike."""
     levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(levels)
 

@@ -31,8 +31,8 @@ def prompt_of(case: dict[str, Any], tokenizer: Any) -> Any:
     return call["prompt"] if inference else call["prompt"] + EOS
 
 
-def sent(case: dict[str, Any], processor: ModelProcessor, picture: Any) -> Any:
-    images = [picture(name) for name in case["images"]]
+def sent(case: dict[str, Any], processor: ModelProcessor, image: Any) -> Any:
+    images = [image(name) for name in case["images"]]
     return processor.process(prompt_of(case, processor.checkpoint.tokenizer), images)
 
 
@@ -44,13 +44,13 @@ def text_ids(text: str) -> list[int]:
 
 
 def test_every_recorded_prompt_and_conversation(
-    compact: ModelProcessor, golden: Any, picture: Any, runs: Any, sha256: Any
+    compact: ModelProcessor, golden: Any, image: Any, runs: Any, sha256: Any
 ) -> None:
     seen = 0
     for case in golden("processor.json")["cases"]:
         if "error" in case:
             continue
-        output = sent(case, compact, picture)
+        output = sent(case, compact, image)
         assert runs(output.input_ids) == case["input_ids_rle"], case["id"]
         assert sha256(output.input_ids.astype("<i8")) == case["input_ids_sha256_i64"]
         assert runs(output.token_modalities) == case["images_seq_mask_rle"]
@@ -63,7 +63,7 @@ def test_every_recorded_prompt_and_conversation(
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("prompt_grayscale_L", None),  # gray pictures work here
+        ("prompt_grayscale_L", None),  # gray images work here
         ("conv_last_message_is_user", None),  # an answer follows anyway
         ("prompt_too_few_images", PlaceholderError),
         ("conv_image_in_answer", RequestError),
@@ -71,26 +71,26 @@ def test_every_recorded_prompt_and_conversation(
     ],
 )
 def test_what_the_reference_refuses(
-    compact: ModelProcessor, golden: Any, picture: Any, name: str, error: type[Exception] | None
+    compact: ModelProcessor, golden: Any, image: Any, name: str, error: type[Exception] | None
 ) -> None:
     (case,) = [case for case in golden("processor.json")["cases"] if case["id"] == name]
     assert "error" in case
     if error is None:
-        assert sent(case, compact, picture).input_ids[0] == 0
+        assert sent(case, compact, image).input_ids[0] == 0
     else:
         with pytest.raises(error):
-            sent(case, compact, picture)
+            sent(case, compact, image)
 
 
 @pytest.mark.parametrize("name", ["floats", "compact"])
 def test_every_recorded_batch(
-    request: pytest.FixtureRequest, golden: Any, picture: Any, runs: Any, sha256: Any, name: str
+    request: pytest.FixtureRequest, golden: Any, image: Any, runs: Any, sha256: Any, name: str
 ) -> None:
     processor = request.getfixturevalue(name)
     data = golden("processor.json")
     cases = {case["id"]: case for case in data["cases"]}
     for batch in data["batches"]:
-        outputs = [sent(cases[sample], processor, picture) for sample in batch["samples"]]
+        outputs = [sent(cases[sample], processor, image) for sample in batch["samples"]]
         found = batchify(processor, outputs, padding=batch["padding"])
         for key in ("input_ids", "attention_mask", "images_seq_mask"):
             assert [runs(row) for row in found[key]] == batch[f"{key}_rle"], key
@@ -101,11 +101,11 @@ def test_every_recorded_batch(
 
 
 def test_a_batch_of_nothing_and_of_rows_is_refused(compact: ModelProcessor) -> None:
-    from mm_plugin import PrecomputedRows
+    from mm_plugin import PrecomputedEmbeddings
 
     with pytest.raises(UsageError, match="at least one"):
         batchify(compact, [])
-    rows = PrecomputedRows(np.zeros((421, 24), dtype=np.float32), {"images_spatial_crop": [[1, 1]]})
+    rows = PrecomputedEmbeddings(np.zeros((421, 24), dtype=np.float32), {"images_spatial_crop": [[1, 1]]})
     with pytest.raises(UsageError, match="rows"):
         batchify(compact, [compact.process("<image>", [rows])])
 

@@ -17,7 +17,7 @@ from torch import nn
 from mm_plugin import Encoder, Modality, ModelProcessor, MultimodalDataItem, MultimodalInputs, Registry
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.inputs import ForwardBatch
-from mm_plugin.placeholders import mark_modalities, pad_by_offsets
+from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin_deepseekvl2 import encoder as module
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig
 from mm_plugin_deepseekvl2.encoder import UNREAD, DeepseekVL2Tower, _Projector
@@ -79,7 +79,7 @@ def test_embeddings_equal_the_models_own(registry: Registry, recorded: Path, gol
             MultimodalInputs(
                 mm_items=items,
                 padded_input_ids=pad_by_offsets(ids, items),
-                token_modalities=mark_modalities(items, len(ids)),
+                token_modalities=token_modalities_of(items, len(ids)),
             )
             for ids, items in requests
         ]
@@ -143,7 +143,7 @@ def test_newlines_and_separator_stand_where_the_layout_says(encoder: Any, compac
     ]
 
 
-def test_a_picture_of_one_tile_is_seen_once(
+def test_an_image_of_one_tile_is_seen_once(
     encoder: Any, compact: ModelProcessor, noisy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []

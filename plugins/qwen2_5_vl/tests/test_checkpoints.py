@@ -105,10 +105,8 @@ def test_a_checkpoint_whose_settings_are_not_served_is_refused(
     assert next(iter(wrong)) in caught.value.message
 
 
-def test_settings_of_clips_beside_those_of_pictures_are_not_taken_for_theirs(
-    registry: Registry, tmp_path: Path
-) -> None:
-    """Newer checkpoints describe clips in a file of their own, with bounds of the whole clip under the names of a picture's."""
+def test_settings_of_videos_beside_those_of_images_are_not_taken_for_theirs(registry: Registry, tmp_path: Path) -> None:
+    """Newer checkpoints describe videos in a file of their own, with bounds of the whole video under the names of an image's."""
     folder = make_checkpoint(tmp_path)
     described = {"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}, "fps": 1.0, "max_frames": 99}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(described))
@@ -118,5 +116,5 @@ def test_settings_of_clips_beside_those_of_pictures_are_not_taken_for_theirs(
     silent = {name: value for name, value in json.loads(file.read_text()).items() if not name.endswith("_pixels")}
     file.write_text(json.dumps(silent))
     options = registry.load_processor(folder).options
-    assert (options.min_pixels, options.max_pixels) == (56 * 56, 28 * 28 * 1280)  # the defaults, not those of a clip
-    assert (options.fps, options.max_frames) == (1.0, 99)  # what is about clips is taken from their own file
+    assert (options.min_pixels, options.max_pixels) == (56 * 56, 28 * 28 * 1280)  # the defaults, not those of a video
+    assert (options.fps, options.max_frames) == (1.0, 99)  # what is about videos is taken from their own file

@@ -1,4 +1,4 @@
-"""The tower alone gives the rows of transformers' whole model, from pictures and clips, in compact and in float form."""
+"""The tower alone gives the rows of transformers' whole model, from images and videos, in compact and in float form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mm_plugin_qwen25vl.testing import make_checkpoint, qwen_tokenizer, tiny_con
 IMAGE, VIDEO = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>")
 # Windows of 2 x 2 merged tokens: sizes that fill them, leave edges on one side or both, and are smaller than one.
 SIZES = [(56, 56), (112, 168), (84, 140), (61, 45), (28, 28), (200, 300)]
-CLIPS = [(1, 84, 112), (3, 56, 56), (4, 84, 140), (6, 28, 196)]
+VIDEOS = [(1, 84, 112), (3, 56, 56), (4, 84, 140), (6, 28, 196)]
 Moving = Callable[..., np.ndarray]
 
 
@@ -29,9 +29,9 @@ def images_of(processor: ModelProcessor, images: Sequence[Image.Image]) -> list[
     return processor.process(IMAGE * len(images), images).mm_items
 
 
-def videos_of(processor: ModelProcessor, clips: Sequence[np.ndarray]) -> list[MultimodalDataItem]:
-    videos = [VideoFrames(frames, fps=2) for frames in clips]
-    return processor.process(VIDEO * len(clips), videos=videos, video_min_pixels=784).mm_items
+def videos_of(processor: ModelProcessor, footages: Sequence[np.ndarray]) -> list[MultimodalDataItem]:
+    videos = [VideoFrames(frames, fps=2) for frames in footages]
+    return processor.process(VIDEO * len(footages), videos=videos, video_min_pixels=784).mm_items
 
 
 def own_rows(tower: Any, item: MultimodalDataItem) -> torch.Tensor:
@@ -44,13 +44,16 @@ def own_rows(tower: Any, item: MultimodalDataItem) -> torch.Tensor:
 
 @pytest.fixture
 def items(
-    torch_float: ModelProcessor, compact: ModelProcessor, photo: Callable[..., Image.Image], moving: Moving
+    torch_float: ModelProcessor, compact: ModelProcessor, make_image: Callable[..., Image.Image], moving: Moving
 ) -> dict[Modality, tuple[list[MultimodalDataItem], list[MultimodalDataItem]]]:
     """The same media twice, in float and in compact form."""
-    images, clips = [photo(index, *size) for index, size in enumerate(SIZES)], [moving(*clip) for clip in CLIPS]
+    images, footages = (
+        [make_image(index, *size) for index, size in enumerate(SIZES)],
+        [moving(*video) for video in VIDEOS],
+    )
     return {
         Modality.IMAGE: (images_of(torch_float, images), images_of(compact, images)),
-        Modality.VIDEO: (videos_of(torch_float, clips), videos_of(compact, clips)),
+        Modality.VIDEO: (videos_of(torch_float, footages), videos_of(compact, footages)),
     }
 
 
@@ -69,23 +72,23 @@ def test_rows_of_both_forms_equal_the_whole_models(
             assert torch.allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_frames_of_a_patch_are_not_taken_for_one_picture(
+def test_frames_of_a_patch_are_not_taken_for_one_image(
     encoder: Encoder, compact: ModelProcessor, moving: Moving
 ) -> None:
     frames = moving(2, 56, 56)
     rows = [
-        encoder.encode(Modality.VIDEO, videos_of(compact, [clip]))[0] for clip in (frames, frames[::-1], frames[:1])
+        encoder.encode(Modality.VIDEO, videos_of(compact, [video]))[0] for video in (frames, frames[::-1], frames[:1])
     ]
     assert not torch.allclose(rows[0], rows[1], rtol=0, atol=1e-3)
     assert not torch.allclose(rows[0], rows[2], rtol=0, atol=1e-3)
 
 
-def test_a_clip_of_one_frame_gives_the_rows_of_the_picture(
+def test_a_video_of_one_frame_gives_the_rows_of_the_image(
     encoder: Encoder, compact: ModelProcessor, moving: Moving
 ) -> None:
-    (clip,) = encoder.encode(Modality.VIDEO, videos_of(compact, [moving(1, 84, 112)]))
-    (picture,) = encoder.encode(Modality.IMAGE, images_of(compact, [Image.fromarray(moving(1, 84, 112)[0])]))
-    assert torch.allclose(clip, picture, rtol=0, atol=1e-5)
+    (video,) = encoder.encode(Modality.VIDEO, videos_of(compact, [moving(1, 84, 112)]))
+    (image,) = encoder.encode(Modality.IMAGE, images_of(compact, [Image.fromarray(moving(1, 84, 112)[0])]))
+    assert torch.allclose(video, image, rtol=0, atol=1e-5)
 
 
 @settings(max_examples=25)
@@ -184,9 +187,9 @@ def test_a_checkpoint_in_bfloat16_is_opened_as_it_is_or_as_asked(
     folder = make_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}, file)
-    clip = videos_of(compact, [moving(4)])
-    (own,) = registry.load_encoder(folder).encode(Modality.VIDEO, clip)
-    (asked,) = registry.load_encoder(folder, dtype=torch.float32).encode(Modality.VIDEO, clip)
+    video = videos_of(compact, [moving(4)])
+    (own,) = registry.load_encoder(folder).encode(Modality.VIDEO, video)
+    (asked,) = registry.load_encoder(folder, dtype=torch.float32).encode(Modality.VIDEO, video)
     assert (own.dtype, asked.dtype) == (torch.bfloat16, torch.float32)
     assert torch.allclose(own.float(), asked, atol=0.05)
 

@@ -1,4 +1,4 @@
-"""Position ids: those that were written down, transformers' for pictures, and the paper's rule, token by token, for clips."""
+"""Position ids: those that were written down, transformers' for images, and the paper's rule, token by token, for videos."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mm_plugin_qwen25vl.positions import positions
 
 TEXT, START, END, IMAGE, VIDEO = 5, 1, 2, 3, 4
 Grid = tuple[int, int, int]
-CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+FOOTAGE = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def config(tokens_per_second: float = 2) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def laid_out(segments: Sequence[Any], seconds: Sequence[float]) -> tuple[list[Mu
 
 
 def by_the_paper(segments: Sequence[Any], seconds: Sequence[float], rate: float) -> list[list[int]]:
-    """Token by token: text counts on from the largest id so far; a clip's time is its seconds times a rate."""
+    """Token by token: text counts on from the largest id so far; a video's time is its seconds times a rate."""
     ids: list[list[int]] = [[], [], []]
     rest = iter(seconds)
 
@@ -139,7 +139,7 @@ def test_positions_follow_the_paper_token_by_token(
 
 @settings(max_examples=100)
 @given(PARTS, st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 3.0]), min_size=6, max_size=6))
-def test_spans_have_transformers_positions_and_pictures_the_text_after_them_too(
+def test_spans_have_transformers_positions_and_images_the_text_after_them_too(
     model: Any, segments: list[tuple[str, Any]], seconds: list[float]
 ) -> None:
     ids: list[int] = []
@@ -187,7 +187,7 @@ def test_a_fraction_of_a_second_is_scaled_before_it_is_cut(seconds: float, expec
 def test_the_rate_of_the_sampled_frames_is_the_time_axis(
     compact: ModelProcessor, moving: Callable[..., np.ndarray], fps: float, expected: list[int]
 ) -> None:
-    output = compact.process(CLIP, videos=[VideoFrames(moving(8), fps=fps)], video_min_pixels=28 * 28)
+    output = compact.process(FOOTAGE, videos=[VideoFrames(moving(8), fps=fps)], video_min_pixels=28 * 28)
     assert output.mm_items[0].second_per_grid_ts.tolist() == [2 / fps]
     assert output.mrope_positions is not None
     times = np.unique(output.mrope_positions[0, output.token_modalities == 2])
@@ -195,7 +195,7 @@ def test_the_rate_of_the_sampled_frames_is_the_time_axis(
 
 
 @pytest.mark.case("4.2")
-def test_a_clip_without_its_seconds_is_an_error() -> None:
+def test_a_video_without_its_seconds_is_an_error() -> None:
     item = make_item("video", 0, (2, 2, 2))
     with pytest.raises(SpanError, match="no second_per_grid_ts"):
         positions([item], seq=4, config=config())
@@ -206,8 +206,8 @@ def test_a_clip_without_its_seconds_is_an_error() -> None:
 def test_a_scheduler_gets_the_positions_that_the_processor_gave(
     compact: ModelProcessor, moving: Callable[..., np.ndarray], seconds: float
 ) -> None:
-    clip = VideoFrames(moving(6), fps=2 / seconds)
-    output = compact.process(f"a {CLIP} b", videos=[clip], video_min_pixels=28 * 28)
+    video = VideoFrames(moving(6), fps=2 / seconds)
+    output = compact.process(f"a {FOOTAGE} b", videos=[video], video_min_pixels=28 * 28)
     inputs = MultimodalInputs.from_processor_output(output)
     again, delta = positions(inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config))
     assert np.array_equal(again, output.mrope_positions)
@@ -217,16 +217,16 @@ def test_a_scheduler_gets_the_positions_that_the_processor_gave(
 @pytest.mark.case("4.4")
 def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
     before = compact.process("a b c")
-    clip = compact.process(f"a {CLIP}", videos=[VideoFrames(moving(4), fps=1)])
+    video = compact.process(f"a {FOOTAGE}", videos=[VideoFrames(moving(4), fps=1)])
     after = compact.process("a b c")
-    assert clip.mrope_position_delta not in (None, 0)
+    assert video.mrope_position_delta not in (None, 0)
     for field in ("mrope_position_delta", "mrope_positions", "input_ids"):
         assert np.array_equal(getattr(before, field), getattr(after, field))
 
 
 @pytest.mark.case("4.6")
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
-def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_clip_at_the_end(seconds: float) -> None:
+def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_video_at_the_end(seconds: float) -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (3, 4, 6))], [seconds])
     found, delta = positions(items, seq=seq, config=config())
     longer = extend_positions(found, delta, seq + 4)
@@ -242,7 +242,7 @@ def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_clip_at_t
 def test_positions_and_delta_travel_with_the_request(
     compact: ModelProcessor, moving: Callable[..., np.ndarray]
 ) -> None:
-    output = compact.process(f"a {CLIP} b", videos=[VideoFrames(moving(4), fps=1)])
+    output = compact.process(f"a {FOOTAGE} b", videos=[VideoFrames(moving(4), fps=1)])
     inputs = MultimodalInputs.from_processor_output(output)
     assert output.mrope_positions is not None
     # What a scheduler sends on: plain integers, so that any wire carries them.
@@ -261,10 +261,10 @@ def test_positions_and_delta_travel_with_the_request(
 
 
 @pytest.mark.case("4.9")
-def test_one_clip_at_two_rates_has_two_time_axes_and_two_identities(
+def test_one_video_at_two_rates_has_two_time_axes_and_two_identities(
     compact: ModelProcessor, moving: Callable[..., np.ndarray]
 ) -> None:
-    outputs = [compact.process(CLIP, videos=[VideoFrames(moving(8), fps=fps)]) for fps in (1, 30)]
+    outputs = [compact.process(FOOTAGE, videos=[VideoFrames(moving(8), fps=fps)]) for fps in (1, 30)]
     slow, fast = (np.unique(output.mrope_positions[0, output.token_modalities == 2]) - 1 for output in outputs)
     assert slow.tolist() == [0, 4, 8, 12]
     assert fast.tolist() == [0]  # four steps of a fifteenth of a second, of which the model counts halves

@@ -1,4 +1,4 @@
-"""Pictures: pixels, grids and counts are those of transformers, bit for bit; a count is what processing yields at every size."""
+"""Images: pixels, grids and counts are those of transformers, bit for bit; a count is what processing yields at every size."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_pixel_values_equal_transformers_at_any_size(
 
 @pytest.mark.parametrize("size", [(61, 45), (42, 200), (300, 213), (28, 28), (56, 84)], ids=str)
 def test_the_torch_rule_is_plain_torch_arithmetic(
-    torch_float: ModelProcessor, compact: ModelProcessor, size: tuple[int, int], photo: Callable[..., Image.Image]
+    torch_float: ModelProcessor, compact: ModelProcessor, size: tuple[int, int], make_image: Callable[..., Image.Image]
 ) -> None:
-    image = photo(0, *size)
+    image = make_image(0, *size)
     item, small = take(torch_float, image), take(compact, image)
     _, rows, columns = item.image_grid_thw[0].tolist()
     planar = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()[None]
@@ -63,8 +63,8 @@ def test_the_torch_rule_is_plain_torch_arithmetic(
         planar = torch.nn.functional.interpolate(planar, (rows * 14, columns * 14), mode="bicubic", antialias=True)
     mean, std = (torch.tensor(PREPROCESSOR[name])[:, None, None] * 255 for name in ("image_mean", "image_std"))
 
-    def cut(picture: torch.Tensor) -> torch.Tensor:
-        blocks = picture[0].reshape(3, rows // 2, 2, 14, columns // 2, 2, 14)
+    def cut(img: torch.Tensor) -> torch.Tensor:
+        blocks = img[0].reshape(3, rows // 2, 2, 14, columns // 2, 2, 14)
         return blocks.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, 196)
 
     floats = cut((planar.float() - mean) / std)

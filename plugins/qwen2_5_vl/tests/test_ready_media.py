@@ -17,12 +17,12 @@ from mm_plugin import (
     Modality,
     ModelProcessor,
     MultimodalInputFormat,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
     ProcessorOutput,
     RequestError,
     VideoFrames,
 )
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.testing import embed_in_chunks
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
@@ -46,7 +46,7 @@ def test_what_a_processor_made_gives_the_rows_of_the_raw_media(
 ) -> None:
     processor: ModelProcessor = request.getfixturevalue(form)
     prompt = f"a {VIDEO} b {IMAGE} c"
-    raw = processor.process(prompt, [photographs()[0][1]], [VideoFrames(moving(5), fps=4)], max_pixels=28 * 28 * 9)
+    raw = processor.process(prompt, [sample_images()[0][1]], [VideoFrames(moving(5), fps=4)], max_pixels=28 * 28 * 9)
     ready = []
     for item, name in zip(raw.mm_items, ("pixel_values_videos", "pixel_values"), strict=True):
         fields = {field: torch.from_numpy(item.get(field).copy()) for field in item.model_specific_data}
@@ -61,20 +61,20 @@ def test_what_a_processor_made_gives_the_rows_of_the_raw_media(
 
 @pytest.mark.case("7.3")
 @pytest.mark.case("7.4")
-def test_rows_of_a_clip_that_were_encoded_already_are_written_as_they_are(
+def test_rows_of_a_video_that_were_encoded_already_are_written_as_they_are(
     compact: ModelProcessor, encoder: Encoder, table: torch.nn.Embedding, moving: Callable[..., np.ndarray]
 ) -> None:
     raw = compact.process(f"a {VIDEO} b", videos=[VideoFrames(moving(5), fps=4)])
     (rows,) = encoder.encode(Modality.VIDEO, raw.mm_items)
     fields = {name: raw.mm_items[0].get(name) for name in ("video_grid_thw", "second_per_grid_ts")}
-    ready = compact.process(f"a {VIDEO} b", videos=[PrecomputedRows(rows, fields)])
+    ready = compact.process(f"a {VIDEO} b", videos=[PrecomputedEmbeddings(rows, fields)])
     assert np.array_equal(ready.mrope_positions, raw.mrope_positions)
     expected = embed_in_chunks(raw, table, encoder, size=len(raw.input_ids))
     for size in (1, 7, len(raw.input_ids)):
         assert torch.equal(embed_in_chunks(ready, table, {}, size=size), expected)
 
 
-def clip(**changed: Any) -> dict[str, Any]:
+def video(**changed: Any) -> dict[str, Any]:
     fields = {"pixel_values_videos": LEVELS, "video_grid_thw": GRID, "second_per_grid_ts": SECONDS} | changed
     return {name: value for name, value in fields.items() if value is not ...}
 
@@ -83,11 +83,11 @@ def clip(**changed: Any) -> dict[str, Any]:
     "feature", [FLOATS, FLOATS.astype(np.float16), torch.zeros(16, 1176, dtype=torch.bfloat16), LEVELS]
 )
 @pytest.mark.parametrize("seconds", [SECONDS, [0.5], np.array([0.5], np.float32), torch.tensor([2]), [0.0]], ids=repr)
-def test_a_clip_in_every_form_that_is_one_is_taken(
+def test_a_video_in_every_form_that_is_one_is_taken(
     compact: ModelProcessor, encoder: Encoder, table: torch.nn.Embedding, feature: Any, seconds: Any
 ) -> None:
-    medium = ProcessorOutput(clip(pixel_values_videos=feature, second_per_grid_ts=seconds))
-    output = compact.process(VIDEO, videos=[medium])
+    media = ProcessorOutput(video(pixel_values_videos=feature, second_per_grid_ts=seconds))
+    output = compact.process(VIDEO, videos=[media])
     assert output.mm_items[0].num_tokens == 4
     assert torch.isfinite(embed_in_chunks(output, table, encoder, size=3)).all()
 
@@ -96,57 +96,57 @@ def test_a_clip_in_every_form_that_is_one_is_taken(
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        (clip(second_per_grid_ts=...), "second_per_grid_ts"),
-        (clip(video_grid_thw=...), "video_grid_thw"),
-        (clip(pixel_values_videos=...), "pixel_values_videos"),
-        (clip(pixel_values=FLOATS), "pixel_values"),
-        (clip(image_grid_thw=GRID), "image_grid_thw"),
-        (clip(second_per_grid_ts=[float("nan")]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts="abc"), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=["abc"]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[float("inf")]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[-0.5]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[1e300]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[86_401.0]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=0.5), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[0.5, 0.5]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=["a"]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[None]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[1j]), "second_per_grid_ts"),
-        (clip(second_per_grid_ts=[1 << 70]), "second_per_grid_ts"),
-        (clip(video_grid_thw=[[2, 2, 3]]), "no video"),
-        (clip(video_grid_thw=[[0, 2, 4]]), "no video"),
-        (clip(video_grid_thw=[[-2, 2, -4]]), "no video"),
-        (clip(video_grid_thw=[[2, 2, 4], [2, 2, 4]]), r"\[2, 3\]"),
-        (clip(video_grid_thw=[[2.0, 2.0, 4.0]]), "float64"),
-        (clip(video_grid_thw=[[2, 2, 6]]), r"\[16, 3, 392\]"),
-        (clip(video_grid_thw=[[1, 2, 4]]), r"\[16, 3, 392\]"),
-        (clip(pixel_values_videos=LEVELS[:, :, :196]), r"\[16, 3, 196\]"),
-        (clip(pixel_values_videos=LEVELS.reshape(16, 1176)), r"\[16, 1176\]"),
-        (clip(pixel_values_videos=LEVELS.astype(np.int8)), "int8"),
-        (clip(pixel_values_videos=FLOATS.astype(np.complex64)), "dense"),
-        (clip(pixel_values_videos=FLOATS[:15]), r"\[15, 1176\]"),
+        (video(second_per_grid_ts=...), "second_per_grid_ts"),
+        (video(video_grid_thw=...), "video_grid_thw"),
+        (video(pixel_values_videos=...), "pixel_values_videos"),
+        (video(pixel_values=FLOATS), "pixel_values"),
+        (video(image_grid_thw=GRID), "image_grid_thw"),
+        (video(second_per_grid_ts=[float("nan")]), "second_per_grid_ts"),
+        (video(second_per_grid_ts="abc"), "second_per_grid_ts"),
+        (video(second_per_grid_ts=["abc"]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[float("inf")]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[-0.5]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[1e300]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[86_401.0]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=0.5), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[0.5, 0.5]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=["a"]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[None]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[1j]), "second_per_grid_ts"),
+        (video(second_per_grid_ts=[1 << 70]), "second_per_grid_ts"),
+        (video(video_grid_thw=[[2, 2, 3]]), "no video"),
+        (video(video_grid_thw=[[0, 2, 4]]), "no video"),
+        (video(video_grid_thw=[[-2, 2, -4]]), "no video"),
+        (video(video_grid_thw=[[2, 2, 4], [2, 2, 4]]), r"\[2, 3\]"),
+        (video(video_grid_thw=[[2.0, 2.0, 4.0]]), "float64"),
+        (video(video_grid_thw=[[2, 2, 6]]), r"\[16, 3, 392\]"),
+        (video(video_grid_thw=[[1, 2, 4]]), r"\[16, 3, 392\]"),
+        (video(pixel_values_videos=LEVELS[:, :, :196]), r"\[16, 3, 196\]"),
+        (video(pixel_values_videos=LEVELS.reshape(16, 1176)), r"\[16, 1176\]"),
+        (video(pixel_values_videos=LEVELS.astype(np.int8)), "int8"),
+        (video(pixel_values_videos=FLOATS.astype(np.complex64)), "dense"),
+        (video(pixel_values_videos=FLOATS[:15]), r"\[15, 1176\]"),
     ],
 )
 def test_fields_that_do_not_fit_are_the_clients_fault(
     compact: ModelProcessor, fields: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(MediaError, match=part) as caught:
-        compact.process(VIDEO * 2, videos=[ProcessorOutput(clip()), ProcessorOutput(fields)])
+        compact.process(VIDEO * 2, videos=[ProcessorOutput(video()), ProcessorOutput(fields)])
     assert caught.value.path == "videos[1]"
 
 
-def test_a_clip_is_no_picture_and_a_picture_no_clip(compact: ModelProcessor) -> None:
-    picture = {"pixel_values": np.zeros((8, 3, 196), np.uint8), "image_grid_thw": [[1, 2, 4]]}
+def test_a_video_is_no_image_and_an_image_no_video(compact: ModelProcessor) -> None:
+    image = {"pixel_values": np.zeros((8, 3, 196), np.uint8), "image_grid_thw": [[1, 2, 4]]}
     for prompt, given in (
-        (IMAGE, {"images": [ProcessorOutput(clip())]}),
-        (VIDEO, {"videos": [ProcessorOutput(picture)]}),
+        (IMAGE, {"images": [ProcessorOutput(video())]}),
+        (VIDEO, {"videos": [ProcessorOutput(image)]}),
     ):
         with pytest.raises(MediaError):
             compact.process(prompt, **given)
-    # Levels of two frames are none of a picture's.
+    # Levels of two frames are none of an image's.
     with pytest.raises(MediaError, match=r"\[8, 3, 392\]"):
-        compact.process(IMAGE, [ProcessorOutput(picture | {"pixel_values": np.zeros((8, 3, 392), np.uint8)})])
+        compact.process(IMAGE, [ProcessorOutput(image | {"pixel_values": np.zeros((8, 3, 392), np.uint8)})])
 
 
 @pytest.mark.case("7.1")
@@ -154,20 +154,20 @@ def test_a_clip_is_no_picture_and_a_picture_no_clip(compact: ModelProcessor) -> 
     "grid", [[[1 << 20, 2, 1 << 20]], [[1 << 40, 2, 2]], [[1, 1 << 62, 2]], [[1 << 21, 1 << 21, 1 << 21]]]
 )
 def test_a_grid_that_promises_too_much_makes_nothing_of_that_size(compact: ModelProcessor, grid: Any) -> None:
-    for medium in (
-        ProcessorOutput(clip(video_grid_thw=grid)),
-        PrecomputedRows(np.zeros((2, 64), np.float32), {"video_grid_thw": grid, "second_per_grid_ts": SECONDS}),
+    for media in (
+        ProcessorOutput(video(video_grid_thw=grid)),
+        PrecomputedEmbeddings(np.zeros((2, 64), np.float32), {"video_grid_thw": grid, "second_per_grid_ts": SECONDS}),
     ):
         with pytest.raises(LimitError) as caught:
-            compact.process(VIDEO, videos=[medium])
+            compact.process(VIDEO, videos=[media])
         assert caught.value.setting == "max_item_tokens"
 
 
 def test_a_day_between_frames_makes_nothing_of_its_length(compact: ModelProcessor) -> None:
-    medium = ProcessorOutput(clip(second_per_grid_ts=[86_400.0]))
-    compact.process(VIDEO, videos=[medium])
+    media = ProcessorOutput(video(second_per_grid_ts=[86_400.0]))
+    compact.process(VIDEO, videos=[media])
     tracemalloc.start()
-    output = compact.process(f"a {VIDEO} b", videos=[medium])
+    output = compact.process(f"a {VIDEO} b", videos=[media])
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert output.mrope_positions is not None
@@ -175,7 +175,7 @@ def test_a_day_between_frames_makes_nothing_of_its_length(compact: ModelProcesso
     assert most < 1 << 20
 
 
-def test_a_clip_that_fails_leaves_the_next_request_alone(compact: ModelProcessor) -> None:
+def test_a_video_that_fails_leaves_the_next_request_alone(compact: ModelProcessor) -> None:
     with pytest.raises(RequestError):
-        compact.process(VIDEO, videos=[ProcessorOutput(clip(second_per_grid_ts=[-1.0]))])
-    assert compact.process(VIDEO, videos=[ProcessorOutput(clip())]).mm_items[0].num_tokens == 4
+        compact.process(VIDEO, videos=[ProcessorOutput(video(second_per_grid_ts=[-1.0]))])
+    assert compact.process(VIDEO, videos=[ProcessorOutput(video())]).mm_items[0].num_tokens == 4

@@ -21,9 +21,9 @@ from mm_plugin.inputs import ForwardBatch
 from mm_plugin.testing import CallCounter
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
-# Pictures by (photograph, height, width) and clips by (frames, height, width); some are in several requests, or twice in one.
-PICTURES = [(0, 56, 56), (1, 84, 112)]
-CLIPS = [(3, 56, 84), (4, 84, 84)]
+# Images by (image, height, width) and videos by (frames, height, width); some are in several requests, or twice in one.
+IMAGES = [(0, 56, 56), (1, 84, 112)]
+VIDEOS = [(3, 56, 84), (4, 84, 84)]
 PROMPTS: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
     ("the thing is in the other one", (), ()),
     (f"see {IMAGE}{VIDEO}", (0,), (0,)),
@@ -48,16 +48,16 @@ def world(
     compact: ModelProcessor,
     torch_float: ModelProcessor,
     model: Any,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
     moving: Callable[..., np.ndarray],
 ) -> World:
-    pictures = [photo(*key) for key in PICTURES]
-    clips = [VideoFrames(moving(*key), fps=2) for key in CLIPS]
+    imgs = [make_image(*key) for key in IMAGES]
+    footages = [VideoFrames(moving(*key), fps=2) for key in VIDEOS]
     table = model.get_input_embeddings()
     outputs, references = [], []
     with torch.no_grad():
         for prompt, images, videos in PROMPTS:
-            given = [pictures[index] for index in images], [clips[index] for index in videos]
+            given = [imgs[index] for index in images], [footages[index] for index in videos]
             small = {"video_min_pixels": 784} if videos else {}
             floats, output = (opened.process(prompt, *given, **small) for opened in (torch_float, compact))
             embeds = table(torch.from_numpy(output.input_ids)).clone()
@@ -125,13 +125,13 @@ def test_every_schedule_gives_the_rows_of_transformers(
     take_step(world, range(len(inputs)), inputs, done, left, **options)
     assert all(each.held_rows == {} for each in inputs)
     if capacity == 1 << 24:
-        assert len(counter.seen) == len(set(counter.seen)) <= len(PICTURES) + len(CLIPS)
+        assert len(counter.seen) == len(set(counter.seen)) <= len(IMAGES) + len(VIDEOS)
     if cache is not None:
         assert cache.stats().pinned == 0
 
 
 def test_rows_that_are_off_by_more_than_rounding_are_noticed(world: World) -> None:
-    """The tolerance tells one picture's rows from another's, and a row from its neighbour."""
+    """The tolerance tells one image's rows from another's, and a row from its neighbor."""
     for reference in world.references[1:]:
         assert not same(reference.roll(1, dims=0), reference)
         assert not same(reference + 2e-5, reference)

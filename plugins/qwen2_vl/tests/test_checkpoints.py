@@ -39,7 +39,7 @@ def test_every_layout_gives_the_same_items_and_rows(
     layout: dict[str, Any],
     compact: ModelProcessor,
     encoder: Encoder,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
 ) -> None:
     folder = make_checkpoint(tmp_path, **layout)
     assert (folder / "processor_config.json").is_file() == layout["combined"]
@@ -47,7 +47,7 @@ def test_every_layout_gives_the_same_items_and_rows(
     assert len(list(folder.glob("*.safetensors"))) == layout["shards"]
     processor, tower = registry.load_processor(folder), registry.load_encoder(folder)
     assert processor.options == compact.options
-    image = photo(0, 90, 130)
+    image = make_image(0, 90, 130)
     left, right = (opened.process(PART, [image]) for opened in (processor, compact))
     assert left.mm_items[0].identity == right.mm_items[0].identity
     assert np.array_equal(left.input_ids, right.input_ids)
@@ -110,12 +110,16 @@ def test_a_processor_needs_no_weights(registry: Registry, tmp_path: Path) -> Non
 
 
 def test_the_language_model_is_not_needed_for_the_tower(
-    registry: Registry, tmp_path: Path, compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    registry: Registry,
+    tmp_path: Path,
+    compact: ModelProcessor,
+    encoder: Encoder,
+    make_image: Callable[..., Image.Image],
 ) -> None:
     folder = make_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     save_file({name: tensor for name, tensor in load_file(file).items() if name.startswith("visual.")}, file)
-    image = photo(1, 60, 60)
+    image = make_image(1, 60, 60)
     assert torch.equal(rows(registry.load_encoder(folder), compact, image), rows(encoder, compact, image))
 
 

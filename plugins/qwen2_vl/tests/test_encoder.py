@@ -17,18 +17,18 @@ from mm_plugin.encoder import Encoder
 from mm_plugin_qwen2vl.testing import make_checkpoint
 
 PART = "<|vision_start|><|image_pad|><|vision_end|>"
-CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+FOOTAGE = "<|vision_start|><|video_pad|><|vision_end|>"
 SIZES = [(56, 56), (84, 140), (61, 45), (200, 300)]
-CLIPS = [(1, 84, 112), (3, 56, 56), (4, 84, 140), (6, 28, 196)]
+VIDEOS = [(1, 84, 112), (3, 56, 56), (4, 84, 140), (6, 28, 196)]
 
 
 def items_of(processor: ModelProcessor, images: list[Image.Image]) -> list[MultimodalDataItem]:
     return processor.process(PART * len(images), images).mm_items
 
 
-def videos_of(processor: ModelProcessor, clips: list[np.ndarray]) -> list[MultimodalDataItem]:
-    videos = [VideoFrames(frames, fps=2) for frames in clips]
-    return processor.process(CLIP * len(clips), videos=videos, video_min_pixels=784).mm_items
+def videos_of(processor: ModelProcessor, footages: list[np.ndarray]) -> list[MultimodalDataItem]:
+    videos = [VideoFrames(frames, fps=2) for frames in footages]
+    return processor.process(FOOTAGE * len(footages), videos=videos, video_min_pixels=784).mm_items
 
 
 def reference_rows(model: Any, item: MultimodalDataItem) -> torch.Tensor:
@@ -42,9 +42,13 @@ def reference_rows(model: Any, item: MultimodalDataItem) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_rows_equal_the_whole_models(
-    size: tuple[int, int], torch_float: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image]
+    size: tuple[int, int],
+    torch_float: ModelProcessor,
+    encoder: Encoder,
+    model: Any,
+    make_image: Callable[..., Image.Image],
 ) -> None:
-    (item,) = items_of(torch_float, [photo(0, *size)])
+    (item,) = items_of(torch_float, [make_image(0, *size)])
     (rows,) = encoder.encode(Modality.IMAGE, [item])
     expected = reference_rows(model, item)
     assert rows.shape == (item.num_tokens, 64)
@@ -53,9 +57,9 @@ def test_rows_equal_the_whole_models(
 
 
 def test_compact_features_give_the_rows_of_float_features(
-    compact: ModelProcessor, torch_float: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    compact: ModelProcessor, torch_float: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
 ) -> None:
-    images = [photo(index, *size) for index, size in enumerate(SIZES)]
+    images = [make_image(index, *size) for index, size in enumerate(SIZES)]
     small = encoder.encode(Modality.IMAGE, items_of(compact, images))
     large = encoder.encode(Modality.IMAGE, items_of(torch_float, images))
     for left, right in zip(small, large, strict=True):
@@ -63,23 +67,27 @@ def test_compact_features_give_the_rows_of_float_features(
 
 
 def test_compact_features_of_the_pillow_rule_are_within_rounding_of_its_float_ones(
-    registry: Registry, checkpoint: Path, pillow: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    registry: Registry,
+    checkpoint: Path,
+    pillow: ModelProcessor,
+    encoder: Encoder,
+    make_image: Callable[..., Image.Image],
 ) -> None:
     processor = registry.load_processor(checkpoint, resize="pillow")
-    (left,) = encoder.encode(Modality.IMAGE, items_of(processor, [photo(0, 100, 70)]))
-    (right,) = encoder.encode(Modality.IMAGE, items_of(pillow, [photo(0, 100, 70)]))
+    (left,) = encoder.encode(Modality.IMAGE, items_of(processor, [make_image(0, 100, 70)]))
+    (right,) = encoder.encode(Modality.IMAGE, items_of(pillow, [make_image(0, 100, 70)]))
     assert torch.allclose(left, right, rtol=0, atol=1e-5)
 
 
-def test_rows_of_clips_equal_the_whole_models_in_both_forms(
+def test_rows_of_videos_equal_the_whole_models_in_both_forms(
     compact: ModelProcessor,
     torch_float: ModelProcessor,
     encoder: Encoder,
     model: Any,
     moving: Callable[..., np.ndarray],
 ) -> None:
-    clips = [moving(*clip) for clip in CLIPS]
-    small, large = (videos_of(processor, clips) for processor in (compact, torch_float))
+    footages = [moving(*video) for video in VIDEOS]
+    small, large = (videos_of(processor, footages) for processor in (compact, torch_float))
     together = encoder.encode(Modality.VIDEO, small)
     for rows, item, compact_item in zip(together, large, small, strict=True):
         expected = reference_rows(model, item)
@@ -89,22 +97,22 @@ def test_rows_of_clips_equal_the_whole_models_in_both_forms(
             assert torch.allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_frames_of_a_patch_are_not_taken_for_one_picture(
+def test_frames_of_a_patch_are_not_taken_for_one_image(
     compact: ModelProcessor, encoder: Encoder, moving: Callable[..., np.ndarray]
 ) -> None:
     frames = moving(2, 56, 56)
-    clips = [frames, frames[::-1].copy(), frames[:1]]
-    ahead, back, still = (encoder.encode(Modality.VIDEO, videos_of(compact, [clip]))[0] for clip in clips)
+    footages = [frames, frames[::-1].copy(), frames[:1]]
+    ahead, back, still = (encoder.encode(Modality.VIDEO, videos_of(compact, [video]))[0] for video in footages)
     assert not torch.allclose(ahead, back, rtol=0, atol=1e-3)
     assert not torch.allclose(ahead, still, rtol=0, atol=1e-3)
-    (picture,) = encoder.encode(Modality.IMAGE, items_of(compact, [Image.fromarray(frames[0])]))
-    assert torch.allclose(still, picture, rtol=0, atol=1e-5)
+    (image,) = encoder.encode(Modality.IMAGE, items_of(compact, [Image.fromarray(frames[0])]))
+    assert torch.allclose(still, image, rtol=0, atol=1e-5)
 
 
 def test_company_changes_rows_by_rounding_only(
-    compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    compact: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
 ) -> None:
-    items = items_of(compact, [photo(index, *size) for index, size in enumerate(SIZES)])
+    items = items_of(compact, [make_image(index, *size) for index, size in enumerate(SIZES)])
     together = encoder.encode(Modality.IMAGE, items)
     reverse = encoder.encode(Modality.IMAGE, items[::-1])[::-1]
     for item, rows, other in zip(items, together, reverse, strict=True):
@@ -114,32 +122,36 @@ def test_company_changes_rows_by_rounding_only(
 
 
 def test_the_same_call_gives_the_same_bits(
-    compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    compact: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
 ) -> None:
-    items = items_of(compact, [photo(0, 84, 84), photo(1, 56, 140)])
+    items = items_of(compact, [make_image(0, 84, 84), make_image(1, 56, 140)])
     for left, right in zip(encoder.encode(Modality.IMAGE, items), encoder.encode(Modality.IMAGE, items), strict=True):
         assert torch.equal(left, right)
 
 
 def test_features_are_read_and_not_written(
-    compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]
+    compact: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
 ) -> None:
-    items = items_of(compact, [photo(0, 84, 84)])
+    items = items_of(compact, [make_image(0, 84, 84)])
     before = items[0].feature.copy()
     encoder.encode(Modality.IMAGE, items)
     assert np.array_equal(items[0].feature, before)
 
 
-def test_features_may_be_tensors(compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]) -> None:
-    (item,) = items_of(compact, [photo(0, 84, 84)])
+def test_features_may_be_tensors(
+    compact: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
+) -> None:
+    (item,) = items_of(compact, [make_image(0, 84, 84)])
     (expected,) = encoder.encode(Modality.IMAGE, [item])
     item.feature = torch.from_numpy(item.feature)
     (rows,) = encoder.encode(Modality.IMAGE, [item])
     assert torch.equal(rows, expected)
 
 
-def test_rows_take_no_gradient(compact: ModelProcessor, encoder: Encoder, photo: Callable[..., Image.Image]) -> None:
-    (rows,) = encoder.encode(Modality.IMAGE, items_of(compact, [photo(0, 56, 56)]))
+def test_rows_take_no_gradient(
+    compact: ModelProcessor, encoder: Encoder, make_image: Callable[..., Image.Image]
+) -> None:
+    (rows,) = encoder.encode(Modality.IMAGE, items_of(compact, [make_image(0, 56, 56)]))
     assert not rows.requires_grad
 
 

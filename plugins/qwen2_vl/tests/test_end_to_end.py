@@ -1,4 +1,4 @@
-"""From prompt and pictures to logits: what comes out is what transformers' whole model makes of the same files."""
+"""From prompt and images to logits: what comes out is what transformers' whole model makes of the same files."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ PROMPTS = {
 SIZE = {"shortest_edge": PREPROCESSOR["min_pixels"], "longest_edge": PREPROCESSOR["max_pixels"]}
 
 
-def pictures(photo: Callable[..., Image.Image], count: int) -> list[Image.Image]:
-    return [photo(index, *SIZES[index]) for index in range(count)]
+def imgs(make_image: Callable[..., Image.Image], count: int) -> list[Image.Image]:
+    return [make_image(index, *SIZES[index]) for index in range(count)]
 
 
 def reference(model: Any, tokenizer: Any, prompt: str, images: Sequence[Image.Image]) -> tuple[torch.Tensor, list[int]]:
@@ -73,9 +73,9 @@ def test_logits_equal_transformers(
     pillow: ModelProcessor,
     encoder: Encoder,
     model: Any,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
 ) -> None:
-    images = pictures(photo, count)
+    images = imgs(make_image, count)
     output = pillow.process(PROMPTS[count], images)
     expected, ids = reference(model, pillow.checkpoint.tokenizer, PROMPTS[count], images)
     assert output.input_ids.tolist() == ids
@@ -94,9 +94,9 @@ def test_logits_equal_transformers(
 
 @pytest.mark.parametrize("kind", ["messages", "ids", "files"])
 def test_every_way_in_gives_the_same_request(
-    kind: str, compact: ModelProcessor, photo: Callable[..., Image.Image]
+    kind: str, compact: ModelProcessor, make_image: Callable[..., Image.Image]
 ) -> None:
-    images = pictures(photo, 2)
+    images = imgs(make_image, 2)
     tokenizer = compact.checkpoint.tokenizer
     parts = [{"type": "image", "image": images[0]}, {"type": "text", "text": "and\n\n"}, {"type": "image"}]
     messages: Any = [{"role": "user", "content": parts}]
@@ -131,8 +131,10 @@ def test_every_way_in_gives_the_same_request(
 
 
 @pytest.fixture(scope="module")
-def request_of_three(compact: ModelProcessor, photo: Callable[..., Image.Image]) -> MultimodalProcessorOutput:
-    return compact.process(f"{PART}{PART} in the {PART}", [photo(0, 56, 56), photo(1, 56, 84), photo(0, 28, 140)])
+def request_of_three(compact: ModelProcessor, make_image: Callable[..., Image.Image]) -> MultimodalProcessorOutput:
+    return compact.process(
+        f"{PART}{PART} in the {PART}", [make_image(0, 56, 56), make_image(1, 56, 84), make_image(0, 28, 140)]
+    )
 
 
 def test_every_chunk_size_gives_the_same_bits_from_one_call_held_by_the_cache(
@@ -148,10 +150,10 @@ def test_every_chunk_size_gives_the_same_bits_from_one_call_held_by_the_cache(
     assert counter.calls == [3]
 
 
-def test_every_chunk_size_of_one_picture_gives_the_same_bits_without_a_cache(
-    compact: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image]
+def test_every_chunk_size_of_one_image_gives_the_same_bits_without_a_cache(
+    compact: ModelProcessor, encoder: Encoder, model: Any, make_image: Callable[..., Image.Image]
 ) -> None:
-    output = compact.process(f"in {PART} the", [photo(0, 84, 140)])
+    output = compact.process(f"in {PART} the", [make_image(0, 84, 140)])
     table = model.get_input_embeddings()
     whole = embed_in_chunks(output, table, encoder, size=10_000)
     for size in range(1, len(output.input_ids) + 1):
@@ -189,11 +191,14 @@ def test_model_ids_and_cache_ids_embed_alike(
     assert torch.equal(results[0], results[2])
 
 
-def test_two_requests_share_one_call_and_one_picture(
-    compact: ModelProcessor, encoder: Encoder, model: Any, photo: Callable[..., Image.Image]
+def test_two_requests_share_one_call_and_one_image(
+    compact: ModelProcessor, encoder: Encoder, model: Any, make_image: Callable[..., Image.Image]
 ) -> None:
-    shared = photo(0, 56, 84)
-    outputs = [compact.process(f"a{PART}", [shared]), compact.process(f"b{PART}c{PART}", [photo(1, 56, 56), shared])]
+    shared = make_image(0, 56, 84)
+    outputs = [
+        compact.process(f"a{PART}", [shared]),
+        compact.process(f"b{PART}c{PART}", [make_image(1, 56, 56), shared]),
+    ]
     inputs = [MultimodalInputs.from_processor_output(output) for output in outputs]
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     counter = CallCounter(encoder)

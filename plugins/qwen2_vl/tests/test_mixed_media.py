@@ -1,4 +1,4 @@
-"""Pictures and clips in one prompt: rows and logits are transformers' own, whatever the order, at the positions of the paper."""
+"""Images and videos in one prompt: rows and logits are transformers' own, whatever the order, at the positions of the paper."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ PROMPTS = [
     f"a {IMAGE} then {VIDEO}\n\n{IMAGE}. {VIDEO} the end",
 ]
 SIZES = [(56, 56), (70, 100), (29, 120)]
-CLIPS = [(4, 56, 84, 2.0), (5, 84, 56, 0.5), (1, 56, 56, 1.0)]
+VIDEOS = [(4, 56, 84, 2.0), (5, 84, 56, 0.5), (1, 56, 56, 1.0)]
 
 
-def media(prompt: str, photo: Callable[..., Image.Image], moving: Callable[..., np.ndarray]) -> dict[str, list[Any]]:
-    images, clips = itertools.cycle(enumerate(SIZES)), itertools.cycle(CLIPS)
+def media(
+    prompt: str, make_image: Callable[..., Image.Image], moving: Callable[..., np.ndarray]
+) -> dict[str, list[Any]]:
+    images, videos = itertools.cycle(enumerate(SIZES)), itertools.cycle(VIDEOS)
     given: dict[str, list[Any]] = {"images": [], "videos": []}
     for _ in range(prompt.count("image_pad")):
         index, size = next(images)
-        given["images"].append(photo(index, *size))
+        given["images"].append(make_image(index, *size))
     for _ in range(prompt.count("video_pad")):
-        *shape, fps = next(clips)
+        *shape, fps = next(videos)
         given["videos"].append(VideoFrames(moving(*shape), fps=fps))
     return given
 
@@ -85,17 +87,17 @@ def test_logits_equal_transformers(
     compact: ModelProcessor,
     encoder: Encoder,
     model: Any,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
     moving: Callable[..., np.ndarray],
 ) -> None:
-    given = media(prompt, photo, moving)
+    given = media(prompt, make_image, moving)
     small = {"video_min_pixels": 784} if given["videos"] else {}
     floats, output = (opened.process(prompt, **given, **small) for opened in (torch_float, compact))
     assert np.array_equal(floats.mrope_positions, output.mrope_positions)
     counter = CallCounter(encoder)
     embeds = embed_in_chunks(output, model.get_input_embeddings(), counter.as_mapping(), size=10_000)
     assert sorted(counter.calls) == sorted(len(part) for part in given.values() if part)  # one call a modality
-    # Where a clip is in it, the model gets our positions: this release numbers text after a clip otherwise.
+    # Where a video is in it, the model gets our positions: this release numbers text after a video otherwise.
     positions = torch.from_numpy(output.mrope_positions)[:, None] if given["videos"] else None
     expected, rows = reference(model, floats, positions)
     assert torch.allclose(embeds, rows, rtol=0, atol=1e-5)
@@ -109,14 +111,14 @@ def test_logits_equal_transformers(
         assert not torch.allclose(logits_of(model, output, without), expected, rtol=0, atol=1e-2)
 
 
-def test_messages_interleave_pictures_and_clips(
+def test_messages_interleave_images_and_videos(
     compact: ModelProcessor,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
     moving: Callable[..., np.ndarray],
-    clip: Callable[..., bytes],
+    video: Callable[..., bytes],
 ) -> None:
-    image, frames = photo(0, 56, 84), VideoFrames(moving(4), fps=2)
-    data = clip(24, 24)
+    image, frames = make_image(0, 56, 84), VideoFrames(moving(4), fps=2)
+    data = video(24, 24)
     url = "data:video/mp4;base64," + base64.b64encode(data).decode()
     parts = [
         {"type": "video", "video": frames},
@@ -143,11 +145,11 @@ def test_every_chunk_size_gives_the_same_bits_from_one_call_a_modality(
     compact: ModelProcessor,
     encoder: Encoder,
     model: Any,
-    photo: Callable[..., Image.Image],
+    make_image: Callable[..., Image.Image],
     moving: Callable[..., np.ndarray],
 ) -> None:
     prompt = PROMPTS[5]
-    output = compact.process(prompt, **media(prompt, photo, moving), video_min_pixels=784)
+    output = compact.process(prompt, **media(prompt, make_image, moving), video_min_pixels=784)
     table, cache, counter = model.get_input_embeddings(), EmbeddingCache(1 << 24), CallCounter(encoder)
     whole = embed_in_chunks(output, table, counter.as_mapping(), size=10_000, cache=cache)
     for size in range(1, len(output.input_ids) + 1):

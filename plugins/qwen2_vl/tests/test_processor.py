@@ -82,18 +82,20 @@ def test_pixel_values_equal_transformers_at_any_size(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_equals_transformers(pillow: ModelProcessor, mode: str, photo: Callable[..., Image.Image]) -> None:
-    image = photo(1, 61, 85)
+def test_every_mode_equals_transformers(
+    pillow: ModelProcessor, mode: str, make_image: Callable[..., Image.Image]
+) -> None:
+    image = make_image(1, 61, 85)
     if mode in ("RGBA", "LA"):
         image.putalpha(Image.linear_gradient("L").resize(image.size))
     assert_equals_reference(pillow, image.convert(mode))
 
 
-def test_a_photograph_equals_transformers_through_its_file(
-    pillow: ModelProcessor, photo: Callable[..., Image.Image]
+def test_an_image_equals_transformers_through_its_file(
+    pillow: ModelProcessor, make_image: Callable[..., Image.Image]
 ) -> None:
     file = io.BytesIO()
-    photo(0, 211, 170).save(file, "JPEG")
+    make_image(0, 211, 170).save(file, "JPEG")
     expected = reference()(images=Image.open(io.BytesIO(file.getvalue())), return_tensors="np")["pixel_values"]
     assert np.array_equal(process_one(pillow, file.getvalue()).feature, expected)
 
@@ -162,9 +164,9 @@ def test_pixels_have_the_digests_of_both_backends(
 
 @pytest.mark.parametrize("size", [(61, 45), (42, 200), (300, 213), (28, 28), (29, 900)], ids=str)
 def test_the_torch_rule_is_plain_torch_arithmetic(
-    torch_float: ModelProcessor, compact: ModelProcessor, size: tuple[int, int], photo: Callable[..., Image.Image]
+    torch_float: ModelProcessor, compact: ModelProcessor, size: tuple[int, int], make_image: Callable[..., Image.Image]
 ) -> None:
-    image = photo(0, *size)
+    image = make_image(0, *size)
     item = process_one(torch_float, image)
     _, rows, columns = item.image_grid_thw[0].tolist()
     planar = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()[None]
@@ -243,7 +245,7 @@ def test_a_count_is_what_processing_yields_up_to_two_thousand_pixels(compact: Mo
     [((15420, 690), {}), ((31, 639), {"max_pixels": 20 * 28 * 28}), ((26, 28), {}), ((332, 27), {}), ((1000, 5), {})],
     ids=str,
 )
-def test_thin_and_small_pictures_get_at_least_one_token_a_side(
+def test_thin_and_small_images_get_at_least_one_token_a_side(
     compact: ModelProcessor, size: tuple[int, int], options: dict[str, int]
 ) -> None:
     assert compact.count("image", size, **options)[0] >= 1

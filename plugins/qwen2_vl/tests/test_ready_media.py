@@ -19,14 +19,14 @@ from mm_plugin import (
     MediaError,
     ModelProcessor,
     MultimodalInputFormat,
-    PrecomputedRows,
+    PrecomputedEmbeddings,
     ProcessorOutput,
     Registry,
     RequestError,
     UsageError,
     discover,
 )
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.identity import feature_digest
 from mm_plugin.testing import embed_in_chunks
 from mm_plugin_qwen2vl.testing import make_checkpoint
@@ -57,9 +57,9 @@ def encoder(registry: Registry, folder: Path) -> Encoder:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> dict[str, Any]:
-    """What transformers' own processor makes of the first photograph."""
-    picture = Image.open(io.BytesIO(photographs()[0][1]))
-    return dict(Qwen2VLImageProcessorPil.from_pretrained(str(folder))(images=picture, return_tensors="pt"))
+    """What transformers' own processor makes of the first image."""
+    image = Image.open(io.BytesIO(sample_images()[0][1]))
+    return dict(Qwen2VLImageProcessorPil.from_pretrained(str(folder))(images=image, return_tensors="pt"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def table() -> torch.nn.Embedding:
 def test_the_output_of_transformers_processor_gives_the_rows_of_the_raw_image(
     processor: ModelProcessor, encoder: Encoder, reference: dict[str, Any], table: torch.nn.Embedding
 ) -> None:
-    raw = processor.process(f"a {SLOT} b", [photographs()[0][1]])
+    raw = processor.process(f"a {SLOT} b", [sample_images()[0][1]])
     ready = processor.process(f"a {SLOT} b", [ProcessorOutput(reference)])
     assert ready.mm_items[0].format is MultimodalInputFormat.PROCESSOR_OUTPUT
     for name in ("input_ids", "token_modalities", "mrope_positions"):
@@ -86,10 +86,10 @@ def test_the_output_of_transformers_processor_gives_the_rows_of_the_raw_image(
 def test_rows_that_were_encoded_already_are_written_as_they_are(
     processor: ModelProcessor, encoder: Encoder, reference: dict[str, Any], table: torch.nn.Embedding
 ) -> None:
-    raw = processor.process(f"a {SLOT} b", [photographs()[0][1]])
+    raw = processor.process(f"a {SLOT} b", [sample_images()[0][1]])
     rows = encoder.encode(raw.mm_items[0].modality, raw.mm_items)[0]
     fields = {"image_grid_thw": reference["image_grid_thw"]}
-    ready = processor.process(f"a {SLOT} b", [PrecomputedRows(rows, fields)])
+    ready = processor.process(f"a {SLOT} b", [PrecomputedEmbeddings(rows, fields)])
     assert ready.mm_items[0].format is MultimodalInputFormat.PRECOMPUTED_EMBEDDING
     expected = embed_in_chunks(raw, table, encoder, size=len(raw.input_ids))
     for size in (1, 5, len(raw.input_ids)):
@@ -99,9 +99,13 @@ def test_rows_that_were_encoded_already_are_written_as_they_are(
 def test_all_three_forms_stand_side_by_side(
     processor: ModelProcessor, encoder: Encoder, reference: dict[str, Any], table: torch.nn.Embedding
 ) -> None:
-    raw = photographs()[0][1]
+    raw = sample_images()[0][1]
     rows = encoder.encode(*_first(processor, raw))[0]
-    media = [PrecomputedRows(rows, {"image_grid_thw": reference["image_grid_thw"]}), raw, ProcessorOutput(reference)]
+    media = [
+        PrecomputedEmbeddings(rows, {"image_grid_thw": reference["image_grid_thw"]}),
+        raw,
+        ProcessorOutput(reference),
+    ]
     output = processor.process(SLOT * 3, media)
     found = embed_in_chunks(output, table, encoder, size=11)
     spans = [item.offsets[0] for item in output.mm_items]
@@ -117,20 +121,22 @@ def _first(processor: ModelProcessor, raw: bytes) -> tuple[Any, Any]:
 
 def test_an_identity_of_the_callers_own_stands_for_rows(processor: ModelProcessor) -> None:
     fields = {"image_grid_thw": [[1, 2, 4]]}
-    made = [PrecomputedRows(np.full((2, 64), value, np.float32), fields, identity=b"i" * 32) for value in (0, 0, 1)]
+    made = [
+        PrecomputedEmbeddings(np.full((2, 64), value, np.float32), fields, identity=b"i" * 32) for value in (0, 0, 1)
+    ]
     first, second = (processor.process(SLOT, [rows]).mm_items[0].identity for rows in made[:2])
     assert first == second
     with pytest.raises(RequestError, match="must stand for one"):
         processor.process(SLOT, [made[2]])
     # A name that equals the digest of other rows is still another identity than theirs.
     victim = np.ones((2, 64), np.float32)
-    forged = PrecomputedRows(np.zeros((2, 64), np.float32), fields, identity=feature_digest(victim))
-    honest = processor.process(SLOT, [PrecomputedRows(victim, fields)]).mm_items[0].identity
+    forged = PrecomputedEmbeddings(np.zeros((2, 64), np.float32), fields, identity=feature_digest(victim))
+    honest = processor.process(SLOT, [PrecomputedEmbeddings(victim, fields)]).mm_items[0].identity
     assert processor.process(SLOT, [forged]).mm_items[0].identity != honest
-    other = processor.process(SLOT, [PrecomputedRows(np.zeros((2, 64), np.float32), fields)]).mm_items[0].identity
+    other = processor.process(SLOT, [PrecomputedEmbeddings(np.zeros((2, 64), np.float32), fields)]).mm_items[0].identity
     assert other != first
     with pytest.raises(UsageError, match="32 bytes"):
-        processor.process(SLOT, [PrecomputedRows(np.zeros((2, 64), np.float32), fields, identity=b"short")])
+        processor.process(SLOT, [PrecomputedEmbeddings(np.zeros((2, 64), np.float32), fields, identity=b"short")])
 
 
 PIXELS = np.zeros((8, 1176), np.float32)
@@ -167,19 +173,19 @@ def test_fields_that_do_not_fit_are_the_clients_fault(
     processor: ModelProcessor, fields: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(MediaError, match=part) as caught:
-        processor.process(f"{SLOT}{SLOT}", [photographs()[0][1], ProcessorOutput(fields)])
+        processor.process(f"{SLOT}{SLOT}", [sample_images()[0][1], ProcessorOutput(fields)])
     assert caught.value.path == "images[1]"
 
 
 @pytest.mark.case("7.1")
 @pytest.mark.parametrize("grid", [[[1, 1 << 40, 1 << 40]], [[1, 2, 1 << 20]], [[1, 1 << 62, 2]]])
 def test_a_grid_that_promises_too_much_makes_nothing_of_that_size(processor: ModelProcessor, grid: Any) -> None:
-    for medium in (
+    for media_input in (
         ProcessorOutput({"pixel_values": PIXELS, "image_grid_thw": grid}),
-        PrecomputedRows(np.zeros((2, 64), np.float32), {"image_grid_thw": grid}),
+        PrecomputedEmbeddings(np.zeros((2, 64), np.float32), {"image_grid_thw": grid}),
     ):
         with pytest.raises(LimitError) as caught:
-            processor.process(SLOT, [medium])
+            processor.process(SLOT, [media_input])
         assert caught.value.setting == "max_item_tokens"
 
 
@@ -189,7 +195,7 @@ def test_a_grid_that_promises_too_much_makes_nothing_of_that_size(processor: Mod
 )
 def test_rows_that_do_not_fit_are_the_clients_fault(processor: ModelProcessor, rows: Any) -> None:
     with pytest.raises(MediaError, match=r"images\[0\]: the rows are"):
-        processor.process(SLOT, [PrecomputedRows(rows, {"image_grid_thw": GRID})])
+        processor.process(SLOT, [PrecomputedEmbeddings(rows, {"image_grid_thw": GRID})])
 
 
 def test_a_feature_that_cannot_be_written_is_taken(
@@ -204,7 +210,7 @@ def test_a_feature_that_cannot_be_written_is_taken(
 def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> None:
     fields = {"image_grid_thw": GRID}
     first, second = (
-        PrecomputedRows(np.full((2, 64), level, np.float32), fields, identity=b"f" * 32) for level in (0, 1)
+        PrecomputedEmbeddings(np.full((2, 64), level, np.float32), fields, identity=b"f" * 32) for level in (0, 1)
     )
     with pytest.raises(MediaError):
         processor.process(SLOT * 2, [first, b"no picture"])
@@ -213,16 +219,16 @@ def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> No
         processor.process(SLOT, [first])
 
 
-LEVELS, CLIP = np.zeros((16, 3, 392), np.uint8), "<|vision_start|><|video_pad|><|vision_end|>"
+LEVELS, VIDEO = np.zeros((16, 3, 392), np.uint8), "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 @pytest.mark.case("7.6")
 @pytest.mark.parametrize("feature", [LEVELS, torch.from_numpy(LEVELS.copy()), np.zeros((16, 1176), np.float32)])
-def test_a_prepared_clip_is_taken_in_both_forms(
+def test_a_prepared_video_is_taken_in_both_forms(
     processor: ModelProcessor, encoder: Encoder, table: torch.nn.Embedding, feature: Any
 ) -> None:
-    medium = ProcessorOutput({"pixel_values_videos": feature, "video_grid_thw": [[2, 2, 4]]})
-    output = processor.process(CLIP, videos=[medium])
+    media_input = ProcessorOutput({"pixel_values_videos": feature, "video_grid_thw": [[2, 2, 4]]})
+    output = processor.process(VIDEO, videos=[media_input])
     assert output.mm_items[0].num_tokens == 4
     assert torch.isfinite(embed_in_chunks(output, table, encoder, size=3)).all()
 
@@ -243,9 +249,9 @@ def test_a_prepared_clip_is_taken_in_both_forms(
         ({"pixel_values": LEVELS, "image_grid_thw": [[2, 2, 4]]}, "pixel_values_videos"),
     ],
 )
-def test_fields_of_a_clip_that_do_not_fit_are_the_clients_fault(
+def test_fields_of_a_video_that_do_not_fit_are_the_clients_fault(
     processor: ModelProcessor, fields: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(MediaError, match=part) as caught:
-        processor.process(CLIP, videos=[ProcessorOutput(fields)])
+        processor.process(VIDEO, videos=[ProcessorOutput(fields)])
     assert caught.value.path == "videos[0]"

@@ -23,7 +23,7 @@ from mm_plugin.testing import CallCounter
 from mm_plugin_qwen2vl.testing import PREPROCESSOR
 
 PART = "<|vision_start|><|image_pad|><|vision_end|>"
-# Pictures by (photograph, height, width); a prompt shows some of them, the same one twice or in several requests too.
+# Images by (image, height, width); a prompt shows some of them, the same one twice or in several requests too.
 SIZES = [(0, 56, 56), (1, 56, 84), (0, 28, 140), (1, 84, 84)]
 PROMPTS: list[tuple[str, tuple[int, ...]]] = [
     ("the thing is in the other one", ()),
@@ -45,18 +45,18 @@ class World(msgspec.Struct, frozen=True, eq=False):
 
 
 @pytest.fixture(scope="module")
-def world(pillow: ModelProcessor, model: Any, photo: Callable[..., Image.Image]) -> World:
+def world(pillow: ModelProcessor, model: Any, make_image: Callable[..., Image.Image]) -> World:
     size = {"shortest_edge": PREPROCESSOR["min_pixels"], "longest_edge": PREPROCESSOR["max_pixels"]}
-    pictures = [photo(*key) for key in SIZES]
+    imgs = [make_image(*key) for key in SIZES]
     table, token = model.get_input_embeddings(), model.config.image_token_id
     rows = []
     with torch.no_grad():
-        for picture in pictures:
-            prepared = Qwen2VLImageProcessorPil(size=size)(images=[picture], return_tensors="pt")
+        for image in imgs:
+            prepared = Qwen2VLImageProcessorPil(size=size)(images=[image], return_tensors="pt")
             rows.append(model.model.visual(prepared["pixel_values"], grid_thw=prepared["image_grid_thw"]).pooler_output)
         outputs, references = [], []
         for prompt, shown in PROMPTS:
-            output = pillow.process(prompt, [pictures[index] for index in shown])
+            output = pillow.process(prompt, [imgs[index] for index in shown])
             ids = torch.from_numpy(output.input_ids)
             embeds = table(ids).clone()
             if shown:
@@ -126,7 +126,7 @@ def test_every_schedule_gives_the_rows_of_transformers(
 
 
 def test_rows_that_are_off_by_more_than_rounding_are_noticed(world: World) -> None:
-    """The tolerance tells one picture's rows from another's, and a row from its neighbour."""
+    """The tolerance tells one image's rows from another's, and a row from its neighbor."""
     for reference in world.references[1:]:
         assert not same(reference.roll(1, dims=0), reference)
         assert not same(reference + 2e-5, reference)

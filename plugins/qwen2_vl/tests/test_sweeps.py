@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality, ModelProcessor, Registry
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.testing import corpus, sweep_options, sweep_provenance
 
 IMAGE_OPTIONS = {"background", "min_pixels", "max_pixels", "resize", "feature_format"}
@@ -22,7 +22,7 @@ VIDEO_OPTIONS = {
 
 def see_through() -> bytes:
     """A PNG that is half transparent, 300 x 200 pixels (width x height)."""
-    image = Image.open(io.BytesIO(photographs()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
+    image = Image.open(io.BytesIO(sample_images()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
     image.putalpha(128)
     out = io.BytesIO()
     image.save(out, "PNG")
@@ -31,12 +31,12 @@ def see_through() -> bytes:
 
 @pytest.mark.case("3.7")
 @pytest.mark.case("9.5")
-def test_every_option_that_changes_a_medium_changes_its_source_key(
-    registry: Registry, checkpoint: Path, clip: Callable[..., bytes]
+def test_every_option_that_changes_a_media_changes_its_source_key(
+    registry: Registry, checkpoint: Path, video: Callable[..., bytes]
 ) -> None:
     trials = sweep_options(
         lambda **options: registry.load_processor(checkpoint, **options),
-        {Modality.IMAGE: see_through(), Modality.VIDEO: clip(72, 24)},
+        {Modality.IMAGE: see_through(), Modality.VIDEO: video(72, 24)},
         values={
             "max_pixels": [28 * 28 * 16, 28 * 28 * 40],
             "min_pixels": [400 * 400],
@@ -51,7 +51,7 @@ def test_every_option_that_changes_a_medium_changes_its_source_key(
     )
     changed = {(trial.modality, trial.option) for trial in trials if trial.changed}
     assert {option for modality, option in changed if modality is Modality.IMAGE} == IMAGE_OPTIONS
-    # This clip is small enough for both rules of size; `test_videos` tells them apart.
+    # This video is small enough for both rules of size; `test_videos` tells them apart.
     assert {option for modality, option in changed if modality is Modality.VIDEO} >= VIDEO_OPTIONS - {
         "video_max_pixels", "video_total_pixels"
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_every_option_that_changes_a_medium_changes_its_source_key(
 
 @pytest.mark.case("2.1")
 def test_no_text_in_a_message_becomes_a_token_of_the_model(compact: ModelProcessor) -> None:
-    assert sweep_provenance(compact, medium=photographs()[1][1], rounds=150) == 0
+    assert sweep_provenance(compact, media=sample_images()[1][1], rounds=150) == 0
 
 
 @pytest.mark.case("1.7")
@@ -72,6 +72,6 @@ def test_every_odd_image_is_taken_or_refused_as_it_must(compact: ModelProcessor)
 
 
 @pytest.mark.case("9.1")
-def test_every_odd_clip_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
+def test_every_odd_video_is_taken_or_refused_as_it_must(compact: ModelProcessor) -> None:
     pytest.importorskip("av")
-    assert len(corpus.sweep(compact, corpus.clips())) > 30
+    assert len(corpus.sweep(compact, corpus.videos())) > 30

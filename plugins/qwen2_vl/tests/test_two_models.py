@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from mm_plugin import UsageError, discover
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin_qwen2vl.testing import make_checkpoint, qwen_tokenizer, tiny_config
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.mark.case("3.7")
-def test_a_medium_in_the_cache_has_each_models_own_tokens(tmp_path: Path) -> None:
+def test_a_media_in_the_cache_has_each_models_own_tokens(tmp_path: Path) -> None:
     ordinary, other = qwen_tokenizer(), qwen_tokenizer()
     # The other vocabulary has a token more before the placeholder.
     rebuilt = type(other)(
@@ -29,7 +29,7 @@ def test_a_medium_in_the_cache_has_each_models_own_tokens(tmp_path: Path) -> Non
     ]
     with discover() as registry:
         processors = [registry.load_processor(folder) for folder in folders]
-        image = photographs()[1][1]
+        image = sample_images()[1][1]
         outputs = [processor.process(SLOT, [image]) for processor in processors]
         for processor, output in zip(processors, outputs, strict=True):
             token = processor.special_tokens.im_token_id
@@ -54,7 +54,7 @@ def _with_a_token_before(tokenizer: Any) -> Any:
 
 def test_a_closed_registry_says_so(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
-    image = photographs()[1][1]
+    image = sample_images()[1][1]
     with discover() as registry:
         processor = registry.load_processor(folder)
     for media in ([], [image], [image, image]):
@@ -78,7 +78,7 @@ def test_closing_under_a_request_is_no_cancellation(tmp_path: Path) -> None:
         for _ in range(registry.settings.threads):
             registry.executor.submit(block)
         busy.wait(20)
-        request = asyncio.create_task(processor.process_async(SLOT, [photographs()[1][1]]))
+        request = asyncio.create_task(processor.process_async(SLOT, [sample_images()[1][1]]))
         await asyncio.sleep(0.05)
         closing = threading.Thread(target=registry.close)
         closing.start()

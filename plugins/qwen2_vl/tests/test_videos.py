@@ -1,4 +1,4 @@
-"""Clips: the frames that are looked at, their size, their patches bit for bit, and what is counted for them."""
+"""Videos: the frames that are looked at, their size, their patches bit for bit, and what is counted for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.media import video
+from mm_plugin.media import video as video_files
 from mm_plugin_qwen2vl.testing import PREPROCESSOR, make_checkpoint
 
 SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -39,8 +39,8 @@ REAL = ["bikes.mp4", "bigbuckbunny.mp4", "carphone_pristine.mp4", "carphone_dist
 SMALL = {"video_min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 24}
 
 
-def take(processor: ModelProcessor, clip: Any, **options: Any) -> Any:
-    (item,) = processor.process(SLOT, videos=[clip], **options).mm_items
+def take(processor: ModelProcessor, video: Any, **options: Any) -> Any:
+    (item,) = processor.process(SLOT, videos=[video], **options).mm_items
     assert item.modality is Modality.VIDEO
     return item
 
@@ -61,25 +61,25 @@ def resized(frames: np.ndarray, grid: np.ndarray) -> torch.Tensor:
     return torch.cat([planar, planar[-1:].expand(-len(planar) % 2, -1, -1, -1)])
 
 
-def patched(pictures: torch.Tensor) -> torch.Tensor:
+def patched(images: torch.Tensor) -> torch.Tensor:
     """Patches as the paper lays them out: time, then blocks of 2 x 2 patches, each channel, frame, row, column."""
-    frames, _, height, width = pictures.shape
-    cut = pictures.reshape(frames // 2, 2, 3, height // 28, 2, 14, width // 28, 2, 14)
+    frames, _, height, width = images.shape
+    cut = images.reshape(frames // 2, 2, 3, height // 28, 2, 14, width // 28, 2, 14)
     return cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3, 2 * 196)
 
 
-def normalised(pictures: torch.Tensor) -> torch.Tensor:
+def normalized(images: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(PREPROCESSOR[name])[:, None, None] * 255 for name in ("image_mean", "image_std"))
-    return (pictures.float() - mean) / std
+    return (images.float() - mean) / std
 
 
 def assert_plain_torch(item: Any, small: Any, frames: np.ndarray) -> None:
     """Both forms of a feature, from the frames that should have been looked at."""
-    pictures = resized(frames, item.video_grid_thw)
-    assert item.video_grid_thw[0, 0] == len(pictures) // 2
-    assert torch.equal(torch.from_numpy(item.feature), patched(normalised(pictures)).flatten(1))
+    images = resized(frames, item.video_grid_thw)
+    assert item.video_grid_thw[0, 0] == len(images) // 2
+    assert torch.equal(torch.from_numpy(item.feature), patched(normalized(images)).flatten(1))
     assert np.array_equal(small.video_grid_thw, item.video_grid_thw)
-    assert torch.equal(torch.from_numpy(small.feature), patched(pictures))
+    assert torch.equal(torch.from_numpy(small.feature), patched(images))
 
 
 # ------------------------------------------------------------------ pixels
@@ -124,23 +124,23 @@ def test_the_last_frame_fills_a_temporal_patch_of_four(
 
 
 @pytest.mark.parametrize("form", ["array", "tensor", "list", "pictures", "files"])
-def test_frames_in_every_form_are_one_clip(
+def test_frames_in_every_form_are_one_video(
     compact: ModelProcessor, moving: Callable[..., np.ndarray], form: str
 ) -> None:
     from PIL import Image
 
     frames = moving(3)
-    pictures = [Image.fromarray(frame) for frame in frames]
+    images = [Image.fromarray(frame) for frame in frames]
     files = []
-    for picture in pictures:
+    for image in images:
         file = io.BytesIO()
-        picture.save(file, "PNG")
+        image.save(file, "PNG")
         files.append(file.getvalue())
     forms: dict[str, Any] = {
         "array": frames,
         "tensor": torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()),
         "list": list(frames),
-        "pictures": pictures,
+        "pictures": images,
         "files": files,
     }
     expected, found = (take(compact, VideoFrames(value, fps=2)) for value in (frames, forms[form]))
@@ -172,13 +172,13 @@ SAMPLES: list[tuple[int, Fraction | int, dict[str, Any], list[int]]] = [
 def test_a_file_is_looked_at_in_these_frames(
     torch_float: ModelProcessor,
     compact: ModelProcessor,
-    clip: Callable[..., bytes],
+    video: Callable[..., bytes],
     count: int,
     rate: Fraction | int,
     options: dict[str, Any],
     indices: list[int],
 ) -> None:
-    data = clip(count, rate)
+    data = video(count, rate)
     frames = decoded(data)
     assert len(frames) == count
     items = [take(opened, data, **SMALL, **options) for opened in (torch_float, compact)]
@@ -193,11 +193,11 @@ def test_a_file_is_looked_at_in_these_frames(
     ids=str,
 )  # fmt: skip
 def test_path_bytes_url_and_frames_have_one_budget_and_one_feature(
-    checkpoint: Path, tmp_path: Path, clip: Callable[..., bytes], options: dict[str, Any]
+    checkpoint: Path, tmp_path: Path, video: Callable[..., bytes], options: dict[str, Any]
 ) -> None:
     import base64
 
-    data = clip(72, 24)
+    data = video(72, 24)
     file = tmp_path / "clip.mp4"
     file.write_bytes(data)
     url = "data:video/mp4;base64," + base64.b64encode(data).decode()
@@ -207,7 +207,7 @@ def test_path_bytes_url_and_frames_have_one_budget_and_one_feature(
     with discover(Settings(media_root=str(tmp_path))) as opened:
         processor = opened.load_processor(checkpoint)
         small = {"video_min_pixels": 28 * 28} | options
-        items = [take(processor, medium, **small) for medium in (data, file, file.as_uri(), url, *raw)]
+        items = [take(processor, media_input, **small) for media_input in (data, file, file.as_uri(), url, *raw)]
         counted = processor.count("video", VideoSize(84, 112, 72, 24.0), **small)
     for item in items:
         assert np.array_equal(item.feature, items[0].feature)
@@ -249,10 +249,10 @@ def test_frames_that_tell_no_time_are_the_clients_fault(
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_real_clip_is_looked_at_in_the_frames_that_every_decoder_gives(
-    torch_float: ModelProcessor, compact: ModelProcessor, real_clip: Callable[[str], bytes], name: str
+def test_a_real_video_is_looked_at_in_the_frames_that_every_decoder_gives(
+    torch_float: ModelProcessor, compact: ModelProcessor, real_video: Callable[[str], bytes], name: str
 ) -> None:
-    data = real_clip(name)
+    data = real_video(name)
     frames = decoded(data)
     for options in ({}, {"num_frames": 6}):
         items = [take(opened, data, video_max_pixels=28 * 28 * 160, **options) for opened in (torch_float, compact)]
@@ -264,13 +264,13 @@ def test_a_real_clip_is_looked_at_in_the_frames_that_every_decoder_gives(
 # ------------------------------------------------------------------ memory
 
 
-def test_a_clip_of_two_minutes_is_never_in_memory(
-    compact: ModelProcessor, clip: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+def test_a_video_of_two_minutes_is_never_in_memory(
+    compact: ModelProcessor, video: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = clip(2880, 24, 48, 64)
+    data = video(2880, 24, 48, 64)
     alive: set[int] = set()
     made, most = 0, 0
-    convert = video._rgb
+    convert = video_files._rgb
     number = itertools.count()
 
     def counted(*arguments: Any) -> np.ndarray:
@@ -282,9 +282,9 @@ def test_a_clip_of_two_minutes_is_never_in_memory(
         most = max(most, len(alive))
         return pixels
 
-    monkeypatch.setattr(video, "_rgb", counted)
+    monkeypatch.setattr(video_files, "_rgb", counted)
     item = take(compact, data, fps=0.5, video_min_pixels=28 * 28)
-    assert made == 2 * item.video_grid_thw[0, 0] == 60  # only what is looked at becomes a picture
+    assert made == 2 * item.video_grid_thw[0, 0] == 60  # only what is looked at becomes an image
     assert most <= 3
     assert not alive
 
@@ -298,7 +298,7 @@ def test_sizes_of_frames_are_those_that_were_written_down(
 ) -> None:
     cases = [case for case in golden("videos.json")["sizes"] if rule in case]
     assert len(cases) > 40
-    limits = Settings() if rule == "qwen" else Settings(max_item_tokens=1 << 20)  # the library bounds no clip
+    limits = Settings() if rule == "qwen" else Settings(max_item_tokens=1 << 20)  # the library bounds no video
     with discover(limits) as registry:
         processor = registry.load_processor(checkpoint, frame_size_rule=rule)
         for case in cases:
@@ -346,20 +346,20 @@ def test_samples_are_those_that_were_written_down(golden: Callable[[str], Any], 
     ),
     chosen=st.booleans(),
 )
-def test_a_count_is_what_processing_a_clip_yields(
+def test_a_count_is_what_processing_a_video_yields(
     compact: ModelProcessor, frames: int, height: int, width: int, fps: float, options: dict[str, Any], chosen: bool
 ) -> None:
-    clip = VideoFrames(np.zeros((frames, height, width, 3), dtype=np.uint8), fps=fps, sampled=chosen)
+    video = VideoFrames(np.zeros((frames, height, width, 3), dtype=np.uint8), fps=fps, sampled=chosen)
     size: Any = VideoSize(height, width, frames, fps)
     if chosen:
         indices = np.arange(frames, dtype=np.int64)
         size = SampledVideo(height, width, indices, indices / fps, fps)
     if max(height, width) / min(height, width) > 200:
-        for call in (lambda: compact.count("video", size, **options), lambda: take(compact, clip, **options)):
+        for call in (lambda: compact.count("video", size, **options), lambda: take(compact, video, **options)):
             with pytest.raises(MediaError, match="ratio"):
                 call()
         return
-    item = take(compact, clip, **options)
+    item = take(compact, video, **options)
     rows, tokens = compact.count("video", size, **options)
     assert rows == tokens == item.num_tokens == len(item.feature) // 4 == int(item.video_grid_thw.prod()) // 4
 
@@ -386,9 +386,9 @@ def test_a_count_is_what_processing_a_clip_yields(
 def test_options_that_a_call_may_not_give(
     compact: ModelProcessor, moving: Callable[..., np.ndarray], options: dict[str, Any], error: type[Exception]
 ) -> None:
-    clip = VideoFrames(moving(4), fps=2, sampled=False)
+    video = VideoFrames(moving(4), fps=2, sampled=False)
     for call in (
-        lambda: compact.process(SLOT, videos=[clip], **options),
+        lambda: compact.process(SLOT, videos=[video], **options),
         lambda: compact.count("video", VideoSize(84, 112, 4, 2.0), **options),
     ):
         with pytest.raises(error) as caught:
@@ -397,11 +397,11 @@ def test_options_that_a_call_may_not_give(
 
 
 def test_the_librarys_frames_are_an_option(
-    registry: Registry, checkpoint: Path, clip: Callable[..., bytes], compact: ModelProcessor
+    registry: Registry, checkpoint: Path, video: Callable[..., bytes], compact: ModelProcessor
 ) -> None:
     processor = registry.load_processor(checkpoint, frame_rule="transformers")
-    data = clip(48, 24)
+    data = video(48, 24)
     item = take(processor, data, **SMALL)
-    pictures = resized(decoded(data)[[0, 12, 24, 36]], item.video_grid_thw)
-    assert torch.equal(torch.from_numpy(item.feature), patched(pictures))
+    images = resized(decoded(data)[[0, 12, 24, 36]], item.video_grid_thw)
+    assert torch.equal(torch.from_numpy(item.feature), patched(images))
     assert item.identity != take(compact, data, **SMALL).identity

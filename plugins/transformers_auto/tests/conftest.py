@@ -1,4 +1,4 @@
-"""One registry, tiny checkpoints of every family, and pictures for all tests of this plugin."""
+"""One registry, tiny checkpoints of every family, and images for all tests of this plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import transformers
 from PIL import Image
 
 import mm_plugin
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin_transformers_auto.testing import FAMILIES, make_checkpoint, missing_packages
 
 
@@ -84,12 +84,12 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def photo() -> Callable[..., Image.Image]:
-    """A photograph by index, cut or scaled to a size (height, width)."""
+def make_image() -> Callable[..., Image.Image]:
+    """An image by index, cut or scaled to a size (height, width)."""
 
     @functools.cache
     def cut(index: int = 0, height: int = 90, width: int = 130) -> Image.Image:
-        _, data = photographs()[index % 2]
+        _, data = sample_images()[index % 2]
         return Image.open(io.BytesIO(data)).convert("RGB").resize((width, height), Image.Resampling.BOX)
 
     return lambda *arguments: cut(*arguments).copy()

@@ -1,4 +1,4 @@
-"""Sounds: a model that has no method for their rows, and whose rows are taken where they would enter its language model."""
+"""Audio inputs: a model that has no method for their rows, and whose rows are taken where they would enter its language model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = (16000, 9001, 100_000, 400)  # the third is longer than the model hear
 RATE = 16000
 
 
-def sounds(count: int) -> list[np.ndarray]:
+def waveforms(count: int) -> list[np.ndarray]:
     random = np.random.default_rng(7)
     return [(random.standard_normal(LENGTHS[index]) * 0.1).astype(np.float32) for index in range(count)]
 
@@ -31,7 +31,7 @@ def sounds(count: int) -> list[np.ndarray]:
 def test_logits_equal_the_models_own_forward(
     order: tuple[int, ...], opened: Get, encoder: Get, model: Get, reference: Get
 ) -> None:
-    known = sounds(len(LENGTHS))
+    known = waveforms(len(LENGTHS))
     given = [known[index] for index in order]
     prompt, processor, whole_model = FAMILY.prompt(len(order)), opened("qwen2_audio"), model("qwen2_audio")
     output = processor.process(prompt, audios=[AudioSamples(samples, RATE) for samples in given])
@@ -55,19 +55,19 @@ def test_logits_equal_the_models_own_forward(
     assert float(expected.std()) > 0.05
 
 
-def test_a_sound_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
+def test_an_audio_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
     processor = opened("qwen2_audio")
     assert processor.count("audio", AudioSize(400, RATE)) == (1, 1)
-    with pytest.raises(MediaError, match=r"audios\[0\]: no token stands for a medium of this size"):
+    with pytest.raises(MediaError, match=r"audios\[0\]: no token stands for a media input of this size"):
         processor.process(FAMILY.prompt(1), audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
 
 
-def test_a_sound_of_a_whole_request_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
+def test_an_audio_of_a_whole_request_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
     with pytest.raises(MediaError, match=r"audios\[0\]: no token stands"):
         opened("audioflamingo3").process("<sound>", audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
 
 
-def test_a_sound_of_another_rate_is_brought_to_the_models(opened: Get) -> None:
+def test_an_audio_of_another_rate_is_brought_to_the_models(opened: Get) -> None:
     pytest.importorskip("av")
     processor = opened("qwen2_audio")
     samples = np.sin(np.arange(44_100, dtype=np.float32) / 20)
@@ -77,7 +77,7 @@ def test_a_sound_of_another_rate_is_brought_to_the_models(opened: Get) -> None:
 
 def test_arguments_of_the_feature_extractor(opened: Get) -> None:
     processor = opened("qwen2_audio")
-    given = [AudioSamples(sounds(1)[0], RATE)]
+    given = [AudioSamples(waveforms(1)[0], RATE)]
     with pytest.raises(
         RequestError, match=r"WhisperFeatureExtractor has no argument 'sampling_rate' .*there are: max_length"
     ):
@@ -88,10 +88,10 @@ def test_arguments_of_the_feature_extractor(opened: Get) -> None:
 
 
 @pytest.mark.parametrize("length", [400, 16_000, 70_000, 250_000])
-def test_a_sound_in_windows_of_a_model_that_takes_one(
+def test_an_audio_in_windows_of_a_model_that_takes_one(
     length: int, opened: Get, encoder: Get, model: Get, reference: Get
 ) -> None:
-    """Several windows of features for one sound, from the model's own `get_audio_features`; its processor cuts long ones."""
+    """Several windows of features for one audio, from the model's own `get_audio_features`; its processor cuts long ones."""
     family = "audioflamingo3"
     samples = (np.random.default_rng(3).standard_normal(length) * 0.1).astype(np.float32)
     processor, prompt, whole_model = opened(family), FAMILIES[family].prompt(1), model(family)

@@ -1,4 +1,4 @@
-"""Pictures and sounds in one prompt. No family that runs everywhere takes both, so a processor is put together from two that do."""
+"""Images and audio in one prompt. No family that runs everywhere takes both, so a processor is put together from two that do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAMILY = Family(
 
 
 class BothProcessor(ProcessorMixin):
-    """A soft token for each hundred columns of a picture between two line ends, and one for each tenth of a second."""
+    """A soft token for each hundred columns of an image between two line ends, and one for each tenth of a second."""
 
     audio_kwargs = {"padding": "max_length", "return_attention_mask": True}  # noqa: RUF012 - as transformers declares them
 
@@ -73,45 +73,47 @@ class BothModel(PreTrainedModel):
 def processor(registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     tokenizer = tiny_tokenizer(FAMILY)
     parts = FAMILIES["llava"].processor["image_processor"], FAMILIES["qwen2_audio"].processor["feature_extractor"]
-    pictures = {key: value for key, value in parts[0].items() if key != "image_processor_type"}
-    sounds = {key: value for key, value in parts[1].items() if key != "feature_extractor_type"}
+    imgs = {key: value for key, value in parts[0].items() if key != "image_processor_type"}
+    waveforms = {key: value for key, value in parts[1].items() if key != "feature_extractor_type"}
     try:
-        image_processor = CLIPImageProcessorPil(**pictures)
+        image_processor = CLIPImageProcessorPil(**imgs)
     except ImportError:
-        image_processor = CLIPImageProcessor(**pictures)
-    both = BothProcessor(image_processor, WhisperFeatureExtractor(**sounds), tokenizer)
+        image_processor = CLIPImageProcessor(**imgs)
+    both = BothProcessor(image_processor, WhisperFeatureExtractor(**waveforms), tokenizer)
     ids = tokenizer.get_vocab()
     config = SimpleNamespace(image_token_id=ids["<soft>"], audio_token_id=ids["<audio>"])
     monkeypatch.setattr(learning, "open_checkpoint", lambda _: Opened(config, BothModel, both))
     return registry.load_processor(checkpoint("llava"))
 
 
-def test_a_prompt_with_both_is_put_together_as_the_processor_does(processor: Any, photo: Any) -> None:
+def test_a_prompt_with_both_is_put_together_as_the_processor_does(processor: Any, make_image: Any) -> None:
     assert processor.spec.notes["media"] == "one by one"
     assert processor.spec.modalities == (Modality.IMAGE, Modality.AUDIO)
-    assert processor.spec.surround == {Modality.IMAGE: ("\n", "\n")}
+    assert processor.spec.placeholder_affixes == {Modality.IMAGE: ("\n", "\n")}
     assert processor.spec.fields[Modality.AUDIO] == ("prompt_ids", "audio_mask")
-    images = [photo(0, 60, 250), photo(1, 60, 90)]
-    sounds = [np.full(count, 0.1, dtype=np.float32) for count in (4000, 1000)]
+    images = [make_image(0, 60, 250), make_image(1, 60, 90)]
+    waveforms = [np.full(count, 0.1, dtype=np.float32) for count in (4000, 1000)]
     prompt = "a <audio>\n<image><image> b <audio>"
-    output = processor.process(prompt, images, audios=[AudioSamples(samples, 16_000) for samples in sounds])
+    output = processor.process(prompt, images, audios=[AudioSamples(samples, 16_000) for samples in waveforms])
     whole = processor._learnt.opened.processor(
-        text=[prompt], images=images, audio=sounds, return_tensors="pt", audio_kwargs={"sampling_rate": 16_000}
+        text=[prompt], images=images, audio=waveforms, return_tensors="pt", audio_kwargs={"sampling_rate": 16_000}
     )
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
     kinds = [item.modality for item in output.mm_items]
     assert kinds == [Modality.AUDIO, Modality.IMAGE, Modality.IMAGE, Modality.AUDIO]
     assert [item.num_tokens for item in output.mm_items] == [3, 3, 1, 1]
-    pictures = [item for item in output.mm_items if item.modality is Modality.IMAGE]
+    imgs = [item for item in output.mm_items if item.modality is Modality.IMAGE]
     heard = [item for item in output.mm_items if item.modality is Modality.AUDIO]
-    assert torch.equal(join([item.feature for item in pictures], 0), whole["pixel_values"])
+    assert torch.equal(join([item.feature for item in imgs], 0), whole["pixel_values"])
     assert torch.equal(join([item.feature for item in heard], 0), whole["input_features"])
     assert torch.equal(join([as_tensor(item.get("audio_mask")) for item in heard], 0), whole["audio_mask"])
 
 
-def test_each_modality_has_arguments_of_its_own(processor: Any, photo: Any) -> None:
-    sound = AudioSamples(np.full(4000, 0.1, dtype=np.float32), 16_000)
-    usual = processor.process("<audio><image>", [photo()], audios=[sound])
-    other = processor.process("<audio><image>", [photo()], audios=[sound], images_kwargs={"do_normalize": False})
+def test_each_modality_has_arguments_of_its_own(processor: Any, make_image: Any) -> None:
+    waveform = AudioSamples(np.full(4000, 0.1, dtype=np.float32), 16_000)
+    usual = processor.process("<audio><image>", [make_image()], audios=[waveform])
+    other = processor.process(
+        "<audio><image>", [make_image()], audios=[waveform], images_kwargs={"do_normalize": False}
+    )
     same = [one.identity == two.identity for one, two in zip(usual.mm_items, other.mm_items, strict=True)]
     assert same == [True, False]

@@ -67,7 +67,7 @@ def test_what_is_stored_nowhere_is_what_the_whole_model_has(family: str, encoder
 
 
 def test_a_language_model_of_many_gigabytes_costs_nothing(
-    registry: Any, copy: Any, opened: Get, encoder: Get, photo: Any
+    registry: Any, copy: Any, opened: Get, encoder: Get, make_image: Any
 ) -> None:
     folder = copy("llava")
     described = json.loads((folder / "config.json").read_text())
@@ -81,17 +81,17 @@ def test_a_language_model_of_many_gigabytes_costs_nothing(
     (folder / "config.json").write_text(json.dumps(described))
     file = folder / "model.safetensors"
     save_file({name: value for name, value in load_file(file).items() if not is_language(name)}, file, {"format": "pt"})
-    output = opened("llava").process("<image>", [photo()])
+    output = opened("llava").process("<image>", [make_image()])
     expected = encoder("llava").get_image_feature(output.mm_items)[0].rows
     found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].rows
     assert torch.equal(found, expected)
 
 
 def test_dtype_is_as_asked_or_the_checkpoints_own(
-    registry: Any, copy: Any, opened: Get, encoder: Get, photo: Any
+    registry: Any, copy: Any, opened: Get, encoder: Get, make_image: Any
 ) -> None:
     folder = copy("llava_next")
-    output = opened("llava_next").process("<image>", [photo()])
+    output = opened("llava_next").process("<image>", [make_image()])
     usual = encoder("llava_next").get_image_feature(output.mm_items)[0].rows
     assert usual.dtype == torch.float32
     narrow = registry.load_encoder(folder, dtype=torch.bfloat16)
@@ -135,7 +135,7 @@ def test_tensors_that_do_not_fit_are_named(registry: Any, copy: Any, fault: str,
     assert str(folder) in caught.value.message
 
 
-def test_old_names_of_tensors_are_known(registry: Any, copy: Any, opened: Get, encoder: Get, photo: Any) -> None:
+def test_old_names_of_tensors_are_known(registry: Any, copy: Any, opened: Get, encoder: Get, make_image: Any) -> None:
     """Checkpoints of LLaVA that were released before transformers 5 name their tensors in another order."""
     folder = copy("llava")
     file = folder / "model.safetensors"
@@ -148,7 +148,7 @@ def test_old_names_of_tensors_are_known(registry: Any, copy: Any, opened: Get, e
         return "language_model." + name if name.startswith("lm_head") else name
 
     save_file({old(name): value for name, value in saved.items()}, file, {"format": "pt"})
-    output = opened("llava").process("<image>", [photo()])
+    output = opened("llava").process("<image>", [make_image()])
     found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].rows
     assert torch.equal(found, encoder("llava").get_image_feature(output.mm_items)[0].rows)
 
@@ -201,9 +201,9 @@ def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
 
 
 def test_rows_that_are_too_few_are_refused(
-    encoder: Get, opened: Get, monkeypatch: pytest.MonkeyPatch, photo: Any
+    encoder: Get, opened: Get, monkeypatch: pytest.MonkeyPatch, make_image: Any
 ) -> None:
-    loaded, item = encoder("llava"), opened("llava").process("<image>", [photo()]).mm_items[0]
+    loaded, item = encoder("llava"), opened("llava").process("<image>", [make_image()]).mm_items[0]
     monkeypatch.setattr(type(loaded._model), "get_image_features", lambda self, **_: torch.zeros(1, 15, 32))
     with pytest.raises(EncoderError, match="gives 15 rows, the images stand for 16 tokens"):
         loaded.encode(Modality.IMAGE, [item])
@@ -213,12 +213,12 @@ def test_rows_that_are_too_few_are_refused(
 
 
 def test_tensors_that_are_split_on_the_way_go_through_transformers_own_loader(
-    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, encoder: Get, photo: Any
+    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, encoder: Get, make_image: Any
 ) -> None:
     """No family here needs it, so it is made to be needed: the result must be the same."""
     rename = encoder_module.rename_source_key
     monkeypatch.setattr(encoder_module, "rename_source_key", lambda *a, **k: (rename(*a, **k)[0], "a pattern"))
-    output = opened("idefics3").process("<image>", [photo()])
+    output = opened("idefics3").process("<image>", [make_image()])
     found = registry.load_encoder(checkpoint("idefics3")).get_image_feature(output.mm_items)[0].rows
     assert torch.equal(found, encoder("idefics3").get_image_feature(output.mm_items)[0].rows)
 

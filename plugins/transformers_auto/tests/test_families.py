@@ -20,17 +20,17 @@ from mm_plugin_transformers_auto.testing import FAMILIES, Family, missing_packag
 
 # (height, width): sizes at which token counts of processor and model are known to part ways elsewhere, small and thin ones.
 SIZES = [(161, 184), (337, 90), (20, 1500), (56, 56), (1, 1)]
-PICTURES = [name for name, family in FAMILIES.items() if family.image and not family.refused]
-HERE = [name for name in PICTURES if not FAMILIES[name].needs]
+IMAGES = [name for name, family in FAMILIES.items() if family.image and not family.refused]
+HERE = [name for name in IMAGES if not FAMILIES[name].needs]
 WHOLE = {
-    "paligemma": "it writes the prompt anew around its images",
+    "paligemma": "it writes the prompt again around its images",
     "idefics2": "the tokens of 2 images are not what each of them gives alone",
 }
 Get = Callable[[str], Any]
 
 
-def pictures(photo: Callable[..., Image.Image], count: int, sizes: Any = SIZES) -> list[Image.Image]:
-    return [photo(index, *sizes[index % len(sizes)]) for index in range(count)]
+def imgs(make_image: Callable[..., Image.Image], count: int, sizes: Any = SIZES) -> list[Image.Image]:
+    return [make_image(index, *sizes[index % len(sizes)]) for index in range(count)]
 
 
 def whole_request(processor: Any, family: Family, prompt: str, images: list[Image.Image]) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def test_at_least_seven_families_run_without_torchvision() -> None:
 
 
 @pytest.mark.parametrize("count", range(5))
-@pytest.mark.parametrize("family", PICTURES)
+@pytest.mark.parametrize("family", IMAGES)
 def test_logits_equal_the_models_own_forward(
-    family: str, count: int, opened: Get, encoder: Get, model: Get, reference: Get, photo: Any
+    family: str, count: int, opened: Get, encoder: Get, model: Get, reference: Get, make_image: Any
 ) -> None:
     processor, whole_model = opened(family), model(family)
-    prompt, images = FAMILIES[family].prompt(count), pictures(photo, count)
+    prompt, images = FAMILIES[family].prompt(count), imgs(make_image, count)
     output = processor.process(prompt, images)
     whole = whole_request(reference(family), FAMILIES[family], prompt, images)
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
@@ -95,15 +95,15 @@ def test_logits_equal_the_models_own_forward(
 
 
 @pytest.mark.case("2.8")
-@pytest.mark.parametrize("family", [name for name in PICTURES if name not in WHOLE])
+@pytest.mark.parametrize("family", [name for name in IMAGES if name not in WHOLE])
 def test_tensors_put_together_equal_those_of_the_whole_request(
-    family: str, opened: Get, reference: Get, photo: Any
+    family: str, opened: Get, reference: Get, make_image: Any
 ) -> None:
     processor = opened(family)
     kind = processor._learnt.kinds[Modality.IMAGE]
     sizes = [(337, 161), (184, 337), (700, 30), (33, 33), (161, 184)]
     for count in (1, 2, 3, 5):
-        prompt, images = FAMILIES[family].prompt(count), pictures(photo, count, sizes)
+        prompt, images = FAMILIES[family].prompt(count), imgs(make_image, count, sizes)
         output = processor.process(prompt, images)
         whole = whole_request(reference(family), FAMILIES[family], prompt, images)
         assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
@@ -113,8 +113,8 @@ def test_tensors_put_together_equal_those_of_the_whole_request(
         for name in others:
             joined = join([as_tensor(item.get(name)) for item in items], kind.axes[name])
             assert torch.equal(joined, whole[name]), name
-        takes_row = whole["input_ids"][0].numpy() == kind.row_token
-        assert np.array_equal(output.token_modalities == 1, takes_row)
+        is_embed = whole["input_ids"][0].numpy() == kind.row_token
+        assert np.array_equal(output.token_modalities == 1, is_embed)
         for image, item in zip(images, items, strict=True):
             rows, tokens = processor.count("image", (image.height, image.width))
             assert rows == item.num_tokens
@@ -162,8 +162,8 @@ def test_a_model_that_writes_elsewhere_too_is_refused_when_its_weights_are_there
 
 
 @pytest.mark.parametrize("family", ["llava_next", "gemma3", "idefics3", "paligemma"])
-def test_every_way_in_gives_the_same_request(family: str, opened: Get, reference: Get, photo: Any) -> None:
-    processor, images = opened(family), pictures(photo, 2)
+def test_every_way_in_gives_the_same_request(family: str, opened: Get, reference: Get, make_image: Any) -> None:
+    processor, images = opened(family), imgs(make_image, 2)
     content = [{"type": "image", "image": images[0]}, {"type": "text", "text": "and\n\n"}, {"type": "image"}]
     plain = [{"role": "user", "content": [{"type": "image"}, content[1], {"type": "image"}]}]
     template = processor.checkpoint.tokenizer.apply_chat_template
@@ -182,9 +182,9 @@ def test_every_way_in_gives_the_same_request(family: str, opened: Get, reference
 
 @pytest.mark.parametrize("family", ["llava_next", "idefics3", "aya_vision", "gemma3"])
 def test_every_chunk_size_gives_the_same_bits_from_one_call(
-    family: str, opened: Get, encoder: Get, model: Get, photo: Any
+    family: str, opened: Get, encoder: Get, model: Get, make_image: Any
 ) -> None:
-    output = opened(family).process(FAMILIES[family].prompt(3), pictures(photo, 3))
+    output = opened(family).process(FAMILIES[family].prompt(3), imgs(make_image, 3))
     table, cache = model(family).get_input_embeddings(), EmbeddingCache(1 << 24)
     counter = CallCounter(encoder(family))
     whole = embed_in_chunks(output, table, counter.as_mapping(), size=100_000, cache=cache)
@@ -201,10 +201,10 @@ def test_every_chunk_size_gives_the_same_bits_from_one_call(
 
 @pytest.mark.parametrize("family", HERE)
 def test_two_requests_in_one_batch_get_their_own_rows(
-    family: str, opened: Get, encoder: Get, model: Get, photo: Any
+    family: str, opened: Get, encoder: Get, model: Get, make_image: Any
 ) -> None:
     processor, table = opened(family), model(family).get_input_embeddings()
-    outputs = [processor.process(FAMILIES[family].prompt(count), pictures(photo, count)) for count in (2, 1)]
+    outputs = [processor.process(FAMILIES[family].prompt(count), imgs(make_image, count)) for count in (2, 1)]
     alone = [embed(output, table, encoder(family)).input_embeds for output in outputs]
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     lengths = [len(output.input_ids) for output in outputs]
@@ -214,15 +214,15 @@ def test_two_requests_in_one_batch_get_their_own_rows(
     assert torch.allclose(step.input_embeds, torch.cat(alone), rtol=0, atol=1e-5)
 
 
-def test_a_repeated_picture_is_decoded_once(
-    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, photo: Any
+def test_a_repeated_image_is_decoded_once(
+    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, make_image: Any
 ) -> None:
     processor = registry.load_processor(checkpoint("llava"))
     calls: list[int] = []
     run = type(processor._learnt).run
     monkeypatch.setattr(type(processor._learnt), "run", lambda self, *a, **k: calls.append(1) or run(self, *a, **k))
     file = io.BytesIO()
-    photo(0, 77, 91).save(file, "PNG")
+    make_image(0, 77, 91).save(file, "PNG")
     first = processor.process("<image>", [file.getvalue()])
     assert len(calls) == 2  # its layout, and itself
     again = processor.process("a <image> and <image>", [file.getvalue()] * 2)

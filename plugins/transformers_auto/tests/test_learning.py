@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mm_plugin import Checkpoint, Modality, UsageError
-from mm_plugin_transformers_auto.learning import Model, Unlike, join, specialise
+from mm_plugin_transformers_auto.learning import Model, Unlike, join, specialize
 from mm_plugin_transformers_auto.loading import open_checkpoint
 
 Get = Callable[[str], Any]
-# Change the ids or tensors that a processor gives for a prompt with so many pictures.
+# Change the ids or tensors that a processor gives for a prompt with so many images.
 Change = Callable[[dict[str, Any], list[Any]], None]
 
 
@@ -28,11 +28,11 @@ def fewer_pixels_in_company(out: dict[str, Any], images: list[Any]) -> None:
         out["pixel_values"] = out["pixel_values"] * 0.5
 
 
-def one_picture_too_many(out: dict[str, Any], images: list[Any]) -> None:
+def one_image_too_many(out: dict[str, Any], images: list[Any]) -> None:
     out["pixel_values"] = torch.cat([out["pixel_values"], out["pixel_values"][:1]])
 
 
-def last_picture_first(out: dict[str, Any], images: list[Any]) -> None:
+def last_image_first(out: dict[str, Any], images: list[Any]) -> None:
     out["pixel_values"] = out["pixel_values"].flip(0)
 
 
@@ -46,7 +46,7 @@ def no_pixels_in_company(out: dict[str, Any], images: list[Any]) -> None:
         del out["pixel_values"]
 
 
-def a_token_for_every_bright_picture(out: dict[str, Any], images: list[Any]) -> None:
+def a_token_for_every_bright_image(out: dict[str, Any], images: list[Any]) -> None:
     bright = sum(float(np.asarray(image).std()) > 1 for image in images)
     if bright == len(images):
         out["input_ids"] = torch.cat(
@@ -83,12 +83,12 @@ def changed(checkpoint: Get, opened: Get, monkeypatch: pytest.MonkeyPatch) -> Ca
     [
         (more_tokens_in_company, "the tokens of 3 images are not what each of them gives alone"),
         (fewer_pixels_in_company, "pixel_values of several images is not what each of them gives alone"),
-        (one_picture_too_many, "pixel_values of several images is not what each of them gives alone"),
-        (last_picture_first, "pixel_values of several images is not what each of them gives alone"),
+        (one_image_too_many, "pixel_values of several images is not what each of them gives alone"),
+        (last_image_first, "pixel_values of several images is not what each of them gives alone"),
         (another_kind_of_number, "pixel_values of several images is not what each of them gives alone"),
         (no_pixels_in_company, "pixel_values of several images is not what each of them gives alone"),
-        (a_token_for_every_bright_picture, "tokens or fields of images depend on more than their size"),
-        (a_word_in_front, "it writes the prompt anew around its images"),
+        (a_token_for_every_bright_image, "tokens or fields of images depend on more than their size"),
+        (a_word_in_front, "it writes the prompt again around its images"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -100,7 +100,7 @@ def test_a_processor_whose_media_are_not_independent_prepares_requests_as_a_whol
 
 def test_fields_that_depend_on_what_is_seen_are_found_out(changed: Any) -> None:
     def change(out: dict[str, Any], images: list[Any]) -> None:
-        # As a processor would that trims dark borders: the blank picture has another size than the real one.
+        # As a processor would that trims dark borders: the blank image has another size than the real one.
         sizes = [[image.height - (float(np.asarray(image).std()) > 1), image.width] for image in images]
         out["image_sizes"] = torch.tensor(sizes)
 
@@ -182,8 +182,8 @@ def test_a_checkpoint_that_was_opened_before_is_not_learnt_again(
 
 def test_a_spec_is_made_of_what_was_learnt(checkpoint: Get, registry: Any) -> None:
     base = registry.resolve({"architectures": ["Unknown"]})
-    spec, known = specialise(base, Checkpoint.open(checkpoint("gemma3")))
-    assert spec.surround == {Modality.IMAGE: ("\n\n", "\n\n")}
+    spec, known = specialize(base, Checkpoint.open(checkpoint("gemma3")))
+    assert spec.placeholder_affixes == {Modality.IMAGE: ("\n\n", "\n\n")}
     assert spec.placeholders == {Modality.IMAGE: "<start_of_image>"}
     assert spec.fields == {Modality.IMAGE: ("prompt_ids",)}
     assert known.tokenizer.chat_template
@@ -219,17 +219,17 @@ def test_wrappers_are_those_that_the_template_writes_around_media_alone(family: 
     assert opened(family).spec.token_pairs == pairs
 
 
-def test_a_dropped_sound_takes_its_wrappers_along(opened: Get) -> None:
+def test_a_dropped_audio_takes_its_wrappers_along(opened: Get) -> None:
     from mm_plugin import AudioSamples
 
     processor = opened("qwen2_audio")
-    sound = AudioSamples(np.ones(16_000, dtype=np.float32), 16_000)
+    audio = AudioSamples(np.ones(16_000, dtype=np.float32), 16_000)
     part = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     found = processor.process(
-        f"a {part}b {part}c", audios=[sound, sound], max_prompt_tokens=40, on_overflow="drop_oldest"
+        f"a {part}b {part}c", audios=[audio, audio], max_prompt_tokens=40, on_overflow="drop_oldest"
     )
     assert found.dropped == ("audios[0]",)
-    assert found.input_ids.tolist() == processor.process(f"a b {part}c", audios=[sound]).input_ids.tolist()
+    assert found.input_ids.tolist() == processor.process(f"a b {part}c", audios=[audio]).input_ids.tolist()
 
 
 def test_the_digest_is_the_same_in_every_process_and_another_for_other_words(checkpoint: Get, opened: Get) -> None:

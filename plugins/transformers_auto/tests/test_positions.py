@@ -33,7 +33,7 @@ def item(start: int, grid: tuple[int, int, int]) -> MultimodalDataItem:
 
 
 def test_positions_by_hand(checkpoint: Get) -> None:
-    """Two tokens of text, a picture of 2 x 3 merged patches, one token of text: the next one is the largest plus one."""
+    """Two tokens of text, an image of 2 x 3 merged patches, one token of text: the next one is the largest plus one."""
     found, delta = positions([item(2, (1, 4, 6))], seq=9, config=config(checkpoint))
     assert found.tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5],
@@ -69,7 +69,7 @@ def test_positions_equal_those_of_the_models_own_forward(checkpoint: Get, model:
 
 
 def test_a_prompt_that_the_rule_cannot_read_is_the_requests_fault(checkpoint: Get, model: Get) -> None:
-    """Two pictures without anything between them: transformers' rule takes them for one, and raises."""
+    """Two images without anything between them: transformers' rule takes them for one, and raises."""
     touching = [item(1, (1, 4, 6)), item(7, (1, 2, 2))]
     with pytest.raises(RequestError, match=r"positions of Qwen3VLModel cannot be told .*between its media"):
         positions(touching, seq=9, config=config(checkpoint))

@@ -26,7 +26,7 @@ from mm_plugin import (
     UsageError,
     discover,
 )
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin_transformers_auto.learning import Model, Unlike
 from mm_plugin_transformers_auto.testing import FAMILIES, make_checkpoint
 
@@ -50,7 +50,7 @@ def fresh(registry: Registry, checkpoint: Get) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_small_thin_and_odd_pictures_end_in_a_result_or_a_media_error(family: str, opened: Get, encoder: Get) -> None:
+def test_small_thin_and_odd_images_end_in_a_result_or_a_media_error(family: str, opened: Get, encoder: Get) -> None:
     processor = opened(family)
     palette = (
         Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8), "P") if False else Image.new("P", (30, 20), 3)
@@ -81,7 +81,7 @@ def test_small_thin_and_odd_pictures_end_in_a_result_or_a_media_error(family: st
 @pytest.mark.case("1.9")
 @pytest.mark.parametrize("family", HERE)
 @pytest.mark.parametrize("size", [(1, 2000), (2000, 1), (3, 400)])
-def test_a_picture_of_one_row_is_refused_before_it_becomes_gigabytes(
+def test_an_image_of_one_row_is_refused_before_it_becomes_gigabytes(
     family: str, size: tuple[int, int], opened: Get, decodes: list[str]
 ) -> None:
     with pytest.raises(MediaError, match=r"images\[0\]: .* more than 100 times the other") as caught:
@@ -111,33 +111,35 @@ def test_the_aspect_ratio_is_set_when_the_model_is_opened(registry: Registry, ch
 
 @pytest.mark.case("2.5")
 @pytest.mark.parametrize("family", HERE)
-def test_prompts_and_media_that_do_not_fit_are_refused(family: str, opened: Get, photo: Any) -> None:
+def test_prompts_and_media_that_do_not_fit_are_refused(family: str, opened: Get, make_image: Any) -> None:
     for places, given in ((2, 1), (1, 2), (1, 0)):
         with pytest.raises(PlaceholderError):
-            opened(family).process(FAMILIES[family].prompt(places), [photo()] * given)
+            opened(family).process(FAMILIES[family].prompt(places), [make_image()] * given)
     if family != "paligemma":
         with pytest.raises(PlaceholderError):
-            opened(family).process("no place", [photo()])
+            opened(family).process("no place", [make_image()])
 
 
-def test_a_model_that_finds_the_places_itself_needs_none_in_the_prompt(opened: Get, photo: Any, reference: Get) -> None:
-    found = opened("paligemma").process("what is this?", [photo()])
-    whole = reference("paligemma")(text=["what is this?"], images=[photo()], return_tensors="pt")
+def test_a_model_that_finds_the_places_itself_needs_none_in_the_prompt(
+    opened: Get, make_image: Any, reference: Get
+) -> None:
+    found = opened("paligemma").process("what is this?", [make_image()])
+    whole = reference("paligemma")(text=["what is this?"], images=[make_image()], return_tensors="pt")
     assert found.input_ids.tolist() == whole["input_ids"][0].tolist()
 
 
 @pytest.mark.case("2.1")
-def test_a_placeholder_that_a_client_types_stays_text(opened: Get, photo: Any) -> None:
+def test_a_placeholder_that_a_client_types_stays_text(opened: Get, make_image: Any) -> None:
     for family in ("llava", "gemma3", "idefics3"):
         token = FAMILIES[family].image
         content = [{"type": "text", "text": f"a {token} b"}, {"type": "image"}]
-        output = opened(family).process([{"role": "user", "content": content}], [photo()])
+        output = opened(family).process([{"role": "user", "content": content}], [make_image()])
         assert len(output.mm_items) == 1
         text = opened(family).checkpoint.tokenizer.decode(output.input_ids)
         assert f"a {token} b" in text
     content = [{"type": "text", "text": "a <image> b"}, {"type": "image"}]
     with pytest.raises(RequestError, match="takes its prompt as text"):
-        opened("paligemma").process([{"role": "user", "content": content}], [photo()])
+        opened("paligemma").process([{"role": "user", "content": content}], [make_image()])
 
 
 # ---------------------------------------------------------------- processors that break
@@ -170,65 +172,69 @@ def breaks(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple
 
 
 @pytest.mark.parametrize("family", ["llava", "paligemma"])
-def test_a_processor_that_always_raises_is_the_plugins_fault_and_named(family: str, breaks: Any, photo: Any) -> None:
+def test_a_processor_that_always_raises_is_the_plugins_fault_and_named(
+    family: str, breaks: Any, make_image: Any
+) -> None:
     processor, _ = breaks(family)
     cls = FAMILIES[family].processor["processor_class"]
     with pytest.raises(ProcessorError, match=rf"{cls} \(transformers [\d.]+\) raised IndexError") as caught:
-        processor.process(FAMILIES[family].prompt(1), [photo()], salt="broken")
+        processor.process(FAMILIES[family].prompt(1), [make_image()], salt="broken")
     assert caught.value.plugin == "transformers_auto"
     assert caught.value.distribution == "mm-plugin-transformers-auto"
 
 
 @pytest.mark.parametrize("family", ["llava", "paligemma"])
-def test_a_processor_that_raises_on_one_size_makes_it_the_mediums_fault(family: str, breaks: Any, photo: Any) -> None:
+def test_a_processor_that_raises_on_one_size_makes_it_the_mediums_fault(
+    family: str, breaks: Any, make_image: Any
+) -> None:
     processor, broken = breaks(family)
     broken.when = lambda image, kwargs: image.size == (77, 66)
     with pytest.raises(RequestError, match=rf"{FAMILIES[family].processor['processor_class']} .*IndexError"):
-        processor.process(FAMILIES[family].prompt(2), [photo(), photo(0, 66, 77)])
-    processor.process(FAMILIES[family].prompt(1), [photo()])
+        processor.process(FAMILIES[family].prompt(2), [make_image(), make_image(0, 66, 77)])
+    processor.process(FAMILIES[family].prompt(1), [make_image()])
 
 
-def test_a_processor_that_raises_on_what_is_seen_makes_it_the_mediums_fault(breaks: Any, photo: Any) -> None:
+def test_a_processor_that_raises_on_what_is_seen_makes_it_the_mediums_fault(breaks: Any, make_image: Any) -> None:
     processor, broken = breaks("llava")
     broken.when = lambda image, kwargs: image.getpixel((0, 0)) == (1, 2, 3)
-    image = photo()
+    image = make_image()
     image.putpixel((0, 0), (1, 2, 3))
     with pytest.raises(MediaError, match=r"images\[1\]: LlavaProcessor"):
-        processor.process("<image> <image>", [photo(), image])
+        processor.process("<image> <image>", [make_image(), image])
 
 
 def test_tokens_that_depend_on_what_is_seen_are_found_out(
-    fresh: Any, monkeypatch: pytest.MonkeyPatch, photo: Any
+    fresh: Any, monkeypatch: pytest.MonkeyPatch, make_image: Any
 ) -> None:
     processor = fresh("llava")
     alone = Model.alone
 
-    def other(self: Model, kind: Any, medium: Any, kwargs: Any) -> Any:
-        found = alone(self, kind, medium, kwargs)
-        if medium.getpixel((0, 0)) != (127, 127, 127):
-            found = type(found)(np.append(found.ids, found.ids[-1:]), found.tensors, found.surround)
+    def other(self: Model, kind: Any, media_input: Any, kwargs: Any) -> Any:
+        found = alone(self, kind, media_input, kwargs)
+        if media_input.getpixel((0, 0)) != (127, 127, 127):
+            found = type(found)(np.append(found.ids, found.ids[-1:]), found.tensors, found.placeholder_affixes)
         return found
 
     monkeypatch.setattr(Model, "alone", other)
-    with pytest.raises(ProcessorError, match="gives another prompt_ids than for a blank medium of this size"):
-        processor.process("<image>", [photo()], salt="other")
+    with pytest.raises(ProcessorError, match="gives another prompt_ids than for a blank media input of this size"):
+        processor.process("<image>", [make_image()], salt="other")
 
 
-def test_many_threads_share_one_processor(opened: Get, photo: Any) -> None:
+def test_many_threads_share_one_processor(opened: Get, make_image: Any) -> None:
     processor = opened("llava_next")
     sizes = [(20 + 7 * index, 90 - 3 * index) for index in range(12)]
-    expected = [processor.process("a <image>", [photo(0, *size)]).mm_items[0].identity for size in sizes]
+    expected = [processor.process("a <image>", [make_image(0, *size)]).mm_items[0].identity for size in sizes]
     found: dict[int, Any] = {}
 
     def work(index: int) -> None:
-        found[index] = processor.process("a <image>", [photo(0, *sizes[index])], salt=None).mm_items[0].identity
+        found[index] = processor.process("a <image>", [make_image(0, *sizes[index])], salt=None).mm_items[0].identity
 
     with discover(Settings(threads=4)) as own:
         other = own.load_processor(processor.checkpoint.folder)
         results: dict[int, Any] = {}
 
         def fresh_work(index: int) -> None:
-            results[index] = other.process("a <image>", [photo(0, *sizes[index])]).mm_items[0].identity
+            results[index] = other.process("a <image>", [make_image(0, *sizes[index])]).mm_items[0].identity
 
         threads = [threading.Thread(target=step, args=(n,)) for n in range(12) for step in (work, fresh_work)]
         for thread in threads:
@@ -243,43 +249,43 @@ def test_many_threads_share_one_processor(opened: Get, photo: Any) -> None:
 
 
 @pytest.mark.case("9.5")
-def test_an_unknown_option_or_argument_is_refused_with_the_list_of_known_ones(opened: Get, photo: Any) -> None:
+def test_an_unknown_option_or_argument_is_refused_with_the_list_of_known_ones(opened: Get, make_image: Any) -> None:
     processor = opened("llava")
     with pytest.raises(UsageError, match=r"option 'do_resize' .* is unknown; options here: background, images_kwargs"):
-        processor.process("<image>", [photo()], do_resize=False)
+        processor.process("<image>", [make_image()], do_resize=False)
     with pytest.raises(RequestError, match=r"no argument 'do_reisze' .*; there are: crop_size, .*do_resize"):
-        processor.process("<image>", [photo()], images_kwargs={"do_reisze": False})
+        processor.process("<image>", [make_image()], images_kwargs={"do_reisze": False})
     with pytest.raises(RequestError, match="no argument 'return_tensors'"):
-        processor.process("<image>", [photo()], images_kwargs={"return_tensors": "np"})
+        processor.process("<image>", [make_image()], images_kwargs={"return_tensors": "np"})
     with pytest.raises(RequestError, match="plain values"):
-        processor.process("<image>", [photo()], images_kwargs={"size": object()})
+        processor.process("<image>", [make_image()], images_kwargs={"size": object()})
     with pytest.raises(RequestError, match="no argument 'do_reisze'"):
-        opened("paligemma").process("<image>", [photo()], images_kwargs={"do_reisze": False})
+        opened("paligemma").process("<image>", [make_image()], images_kwargs={"do_reisze": False})
 
 
-def test_an_argument_reaches_the_processor(opened: Get, reference: Get, photo: Any) -> None:
-    output = opened("llava").process("<image>", [photo()], images_kwargs={"do_normalize": False})
-    whole = reference("llava")(text=["<image>"], images=[photo()], return_tensors="pt", do_normalize=False)
+def test_an_argument_reaches_the_processor(opened: Get, reference: Get, make_image: Any) -> None:
+    output = opened("llava").process("<image>", [make_image()], images_kwargs={"do_normalize": False})
+    whole = reference("llava")(text=["<image>"], images=[make_image()], return_tensors="pt", do_normalize=False)
     assert np.array_equal(output.mm_items[0].feature, whole["pixel_values"])
-    output = opened("paligemma").process("<image>", [photo()], images_kwargs={"do_normalize": False})
-    whole = reference("paligemma")(text=["<image>"], images=[photo()], return_tensors="pt", do_normalize=False)
+    output = opened("paligemma").process("<image>", [make_image()], images_kwargs={"do_normalize": False})
+    whole = reference("paligemma")(text=["<image>"], images=[make_image()], return_tensors="pt", do_normalize=False)
     assert np.array_equal(output.mm_items[0].feature, whole["pixel_values"])
 
 
 @pytest.mark.parametrize("family", ["llava", "paligemma"])
-def test_an_argument_of_a_wrong_kind_is_the_requests_fault(family: str, opened: Get, photo: Any) -> None:
+def test_an_argument_of_a_wrong_kind_is_the_requests_fault(family: str, opened: Get, make_image: Any) -> None:
     with pytest.raises(RequestError, match=r"options: .* raised") as caught:
-        opened(family).process(FAMILIES[family].prompt(1), [photo()], images_kwargs={"size": {"height": "tall"}})
+        opened(family).process(FAMILIES[family].prompt(1), [make_image()], images_kwargs={"size": {"height": "tall"}})
     assert caught.value.path == "options"
 
 
-def test_arguments_under_which_media_are_not_independent_are_refused(opened: Get, photo: Any) -> None:
-    """Pan and scan writes a sentence around a picture that is wide enough, so the text around pictures depends on them."""
+def test_arguments_under_which_media_are_not_independent_are_refused(opened: Get, make_image: Any) -> None:
+    """Pan and scan writes a sentence around an image that is wide enough, so the text around images depends on them."""
     with pytest.raises(RequestError, match="cannot be prepared one by one: the text around images depends on"):
-        opened("gemma3").process("<start_of_image>", [photo()], images_kwargs={"do_pan_and_scan": True})
+        opened("gemma3").process("<start_of_image>", [make_image()], images_kwargs={"do_pan_and_scan": True})
 
 
-def test_a_size_that_only_one_picture_makes_depend_on_others_is_the_requests_fault(opened: Get) -> None:
+def test_a_size_that_only_one_image_makes_depend_on_others_is_the_requests_fault(opened: Get) -> None:
     options = {
         "do_pan_and_scan": True,
         "pan_and_scan_min_ratio_to_activate": 5.0,
@@ -290,7 +296,7 @@ def test_a_size_that_only_one_picture_makes_depend_on_others_is_the_requests_fau
 
 
 @pytest.mark.parametrize("family", ["llava", "paligemma"])
-def test_a_request_has_no_picture_made_larger_than_it_may_send(
+def test_a_request_has_no_image_made_larger_than_it_may_send(
     family: str, registry: Registry, checkpoint: Get, opened: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = opened(family)
@@ -302,14 +308,14 @@ def test_a_request_has_no_picture_made_larger_than_it_may_send(
     assert caught.value.setting == "max_image_pixels"
 
 
-def test_two_checkpoints_that_differ_only_in_their_processor_share_no_prepared_picture(
-    registry: Registry, checkpoint: Get, tmp_path: Path, photo: Any
+def test_two_checkpoints_that_differ_only_in_their_processor_share_no_prepared_image(
+    registry: Registry, checkpoint: Get, tmp_path: Path, make_image: Any
 ) -> None:
     folder = Path(shutil.copytree(checkpoint("llava"), tmp_path / "other"))
     described = json.loads((folder / "processor_config.json").read_text())
     described["image_processor"]["do_normalize"] = False
     (folder / "processor_config.json").write_text(json.dumps(described))
-    data = encoded(photo())
+    data = encoded(make_image())
     one, other = registry.load_processor(checkpoint("llava")), registry.load_processor(folder)
     left, right = (processor.process("<image>", [data]).mm_items[0] for processor in (one, other))
     assert left.identity != right.identity
@@ -437,7 +443,7 @@ def claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(disabled=("broken_llava",))])
 def test_a_plugin_that_claims_the_model_is_not_passed_over_silently(
-    claimed: None, checkpoint: Get, settings: Settings, photo: Any
+    claimed: None, checkpoint: Get, settings: Settings, make_image: Any
 ) -> None:
     with discover(settings) as registry:
         for load in (registry.load_processor, registry.load_encoder):
@@ -445,7 +451,7 @@ def test_a_plugin_that_claims_the_model_is_not_passed_over_silently(
                 load(checkpoint("llava"))
         processor = registry.load_processor(checkpoint("llava"), fallback="always")
         encoder = registry.load_encoder(checkpoint("llava"), fallback="always")
-        item = processor.process("<image>", [photo()]).mm_items[0]
+        item = processor.process("<image>", [make_image()]).mm_items[0]
         assert encoder.encode(item.modality, [item])[0].rows.shape == (16, 32)
         assert registry.load_processor(checkpoint("llava_next")).spec.name.endswith("LlavaNextForConditionalGeneration")
 
@@ -455,8 +461,8 @@ def test_a_disabled_fallback_serves_nothing(checkpoint: Get) -> None:
         registry.load_processor(checkpoint("llava"))
 
 
-def test_photographs_are_served(opened: Get) -> None:
-    output = opened("idefics3").process(FAMILIES["idefics3"].prompt(2), [data for _, data in photographs()])
+def test_images_are_served(opened: Get) -> None:
+    output = opened("idefics3").process(FAMILIES["idefics3"].prompt(2), [data for _, data in sample_images()])
     assert [item.num_tokens for item in output.mm_items] == [68, 52]
 
 

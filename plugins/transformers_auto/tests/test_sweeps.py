@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mm_plugin import Modality
-from mm_plugin.demo import photographs
+from mm_plugin.demo import sample_images
 from mm_plugin.testing import sweep_options, sweep_provenance
 
 Get = Callable[[str], Any]
@@ -18,7 +18,7 @@ Get = Callable[[str], Any]
 
 def see_through() -> bytes:
     """A PNG that is half transparent, 300 x 200 pixels (width x height)."""
-    image = Image.open(io.BytesIO(photographs()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
+    image = Image.open(io.BytesIO(sample_images()[0][1])).convert("RGBA").crop((0, 0, 300, 200))
     image.putalpha(128)
     out = io.BytesIO()
     image.save(out, "PNG")
@@ -41,4 +41,4 @@ def test_every_option_that_changes_an_image_changes_its_source_key(family: str, 
 @pytest.mark.case("2.1")
 @pytest.mark.parametrize("family", ["llava", "gemma3"])
 def test_no_text_in_a_message_becomes_a_token_of_the_model(family: str, opened: Get) -> None:
-    assert sweep_provenance(opened(family), medium=photographs()[1][1], rounds=100) == 0
+    assert sweep_provenance(opened(family), media=sample_images()[1][1], rounds=100) == 0

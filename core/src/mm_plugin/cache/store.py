@@ -16,7 +16,7 @@ class Stats(msgspec.Struct, kw_only=True):
         hits: answers that were there.
         misses: answers that had to be computed.
         joins: callers that waited for another's computation.
-        evictions: entries that went to make room.
+        evictions: entries that went to make layer.
         rejected: entries larger than the whole store.
         mismatches: entries that did not fit what was asked for, and were dropped.
         errors: faults of a plugin's store.

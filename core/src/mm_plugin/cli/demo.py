@@ -1,4 +1,4 @@
-"""`mm-plugin demo`: the main job on real photographs, offline, with what a reader wants to see of it."""
+"""`mm-plugin demo`: the main job on real images, offline, with what a reader wants to see of it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rich.markup import escape
 from rich.table import Table
 
 import mm_plugin
-from mm_plugin.cli.drawing import clip_view, draw, row_view
+from mm_plugin.cli.drawing import draw, row_view, video_view
 from mm_plugin.cli.plugins import plugin_table
-from mm_plugin.demo.base import Demo, DrawsViews, ShownClip, ShowsVideos, View, photographs
+from mm_plugin.demo.base import Demo, DrawsViews, ShownVideo, ShowsVideos, View, sample_images
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
 from mm_plugin.media.images import open_image
 from mm_plugin.media.types import SampledVideo
 from mm_plugin.media.video import open_video
-from mm_plugin.processor.mixins import TakesVideos
+from mm_plugin.processor.mixins import AcceptsVideos
 from mm_plugin.registry import Registry, discover
 from mm_plugin.settings import Settings
 from mm_plugin.testing.embedding import embed_in_chunks
@@ -67,34 +67,34 @@ def demo(
     images: Sequence[Path],
     videos: Sequence[Path],
     chunk: int,
-    picture: Path,
+    out: Path,
     rebuild: bool,
 ) -> int:
-    """Process two photographs or given media, embed them whole and in chunks, compare with the model's own forward, and draw.
+    """Process two images or given media, embed them whole and in chunks, compare with the model's own forward, and draw.
 
     Args:
         model: name of the plugin to show; the first that has a demo where None.
-        images: pictures in place of the bundled ones.
-        videos: clips that come after the pictures; the bundled ones are left out then.
+        images: images in place of the bundled ones.
+        videos: videos that come after the images; the bundled ones are left out then.
         chunk: tokens in a prefill chunk.
-        picture: PNG file to write.
-        rebuild: make the tiny checkpoint anew.
+        out: PNG file to write.
+        rebuild: make the tiny checkpoint again.
 
     Returns:
         0 where every comparison holds, else 1.
     """
     console = Console()
-    _prepare_place(picture)
-    clips = [(file.name, _read(file)) for file in videos]
-    pictures = [(file.name, _read(file)) for file in images]
-    if not pictures and not clips:
-        pictures = photographs()
+    _prepare_place(out)
+    footages = [(file.name, _read(file)) for file in videos]
+    imgs = [(file.name, _read(file)) for file in images]
+    if not imgs and not footages:
+        imgs = sample_images()
     with discover() as registry:
         console.print(plugin_table(registry.plugins))
         name, shown = _choose(registry, model)
-        if clips and not isinstance(shown, ShowsVideos):
+        if footages and not isinstance(shown, ShowsVideos):
             raise UsageError(f"the demo of {name} shows no videos", argument="video")
-        show = _Show(console, registry, shown, pictures, clips, chunk)
+        show = _Show(console, registry, shown, imgs, footages, chunk)
         with console.status(f"{name}: making the checkpoint"):
             folder = _checkpoint(registry, name, shown, rebuild=rebuild)
         with console.status(f"{name}: opening the model (this imports torch and transformers)"):
@@ -105,7 +105,7 @@ def demo(
             show.compare()
             show.repeat()
             show.change_a_pixel()
-        show.paint(picture)
+        show.paint(out)
     console.print("[green]everything agrees[/]" if show.agrees else "[red]something differs[/]")
     return 0 if show.agrees else 1
 
@@ -125,7 +125,7 @@ class _Show:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
         self._names = [name for name, _ in (*images, *videos)]
         self._images, self._videos = [_plain_png(data) for _, data in images], [data for _, data in videos]
-        self._clips: list[ShownClip] = []
+        self._footages: list[ShownVideo] = []
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
@@ -152,9 +152,9 @@ class _Show:
         self._console.print(f"a prompt of {len(output.input_ids)} tokens, {len(output.mm_items)} media")
         of_images, of_videos = output.mm_items[: len(self._images)], output.mm_items[len(self._images) :]
         names = self._names[len(self._images) :]
-        self._clips = [self._clip(*entry) for entry in zip(names, self._videos, of_videos, strict=True)]
+        self._footages = [self._video(*entry) for entry in zip(names, self._videos, of_videos, strict=True)]
         facts = [self._facts(*entry) for entry in zip(self._images, of_images, strict=True)]
-        facts += map(self._clip_facts, self._clips)
+        facts += map(self._video_facts, self._footages)
         for first in range(0, len(facts), _ITEMS_ABREAST):
             shown = slice(first, first + _ITEMS_ABREAST)
             table = Table(
@@ -173,25 +173,25 @@ class _Show:
             size = f"{image.height} x {image.width}"
         return {"size": size, "resized": f"{boxes.height} x {boxes.width}", **self._common_facts(item)}
 
-    def _clip(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownClip:
-        """The clip with the frames that the plugin chose of it."""
-        assert isinstance(self._processor, TakesVideos)
+    def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownVideo:
+        """The video with the frames that the plugin chose of it."""
+        assert isinstance(self._processor, AcceptsVideos)
         size = open_video(data, path="video", settings=Settings()).probe()
         chosen = self._processor.sample(size, self._processor.options)
-        return ShownClip(
+        return ShownVideo(
             name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
         )
 
-    def _clip_facts(self, clip: ShownClip) -> dict[str, str]:
-        times = ", ".join(f"{time:.2f}" for time in clip.size.timestamps[:_FRAMES_NAMED])
-        more = ", ..." if clip.size.frames > _FRAMES_NAMED else ""
-        boxes = self._demo.row_boxes(self._processor, clip.item)
+    def _video_facts(self, footage: ShownVideo) -> dict[str, str]:
+        times = ", ".join(f"{time:.2f}" for time in footage.size.timestamps[:_FRAMES_NAMED])
+        more = ", ..." if footage.size.frames > _FRAMES_NAMED else ""
+        boxes = self._demo.row_boxes(self._processor, footage.item)
         return {
-            "size": f"{clip.size.height} x {clip.size.width}",
+            "size": f"{footage.size.height} x {footage.size.width}",
             "resized": f"{boxes.height} x {boxes.width}",
-            "frames": f"{clip.size.frames}, {clip.size.fps:.3f} a second",
+            "frames": f"{footage.size.frames}, {footage.size.fps:.3f} a second",
             "at seconds": times + more,
-            **self._common_facts(clip.item),
+            **self._common_facts(footage.item),
         }
 
     def _common_facts(self, item: MultimodalDataItem) -> dict[str, str]:
@@ -208,11 +208,11 @@ class _Show:
         """Whole against chunked against the model's own library."""
         output = self._output
         whole = self._embed(output, len(output.input_ids))
-        calls_whole = self._counts.take()[2]
+        calls_jointly = self._counts.take()[2]
         chunked = self._embed(output, self._chunk)
         calls_chunked = self._counts.take()[2]
-        if isinstance(self._demo, ShowsVideos) and self._clips:
-            reference = self._demo.video_reference(self._model, self._folder, output, self._images, self._clips)
+        if isinstance(self._demo, ShowsVideos) and self._footages:
+            reference = self._demo.video_reference(self._model, self._folder, output, self._images, self._footages)
         else:
             reference = self._demo.reference(self._model, self._folder, output.input_ids, self._images)
         logits = self._demo.logits(self._model, whole, output.mrope_positions)
@@ -222,7 +222,7 @@ class _Show:
             table.add_column(column)
         self._row(table, f"{parts} chunks of {self._chunk}, the whole", _apart(chunked, whole), 1e-5, calls_chunked)
         name = self._demo.reference_name
-        self._row(table, f"embeddings, {name}", _apart(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, f"embeddings, {name}", _apart(whole, reference.input_embeds), 1e-4, calls_jointly)
         self._row(table, f"logits, {name}", _apart(logits, reference.logits), 1e-4)
         if reference.position_ids is not None and output.mrope_positions is not None:
             apart = int(np.abs(output.mrope_positions - reference.position_ids).max())
@@ -245,7 +245,7 @@ class _Show:
         )
 
     def change_a_pixel(self) -> None:
-        """One level of one pixel of the first medium: another identity, and the cache ids part where it begins."""
+        """One level of one pixel of the first media input: another identity, and the cache ids part where it begins."""
         if not self._images:
             return
         changed = self._process([_one_pixel_off(self._images[0]), *self._images[1:]])
@@ -260,12 +260,12 @@ class _Show:
         )
 
     def paint(self, file: Path) -> None:
-        """The photographs with their grids, and the prompt as a strip of tokens."""
-        pictures = zip(self._names, self._images, self._output.mm_items, strict=False)
-        views = [self._views(*entry) for entry in pictures]
-        views += [[clip_view(clip, self._time_axis(clip.item))] for clip in self._clips]
-        draw(views, self._output, chunk=self._chunk, positions=bool(self._clips)).save(file, format="PNG")
-        self._console.print(f"picture  {escape(str(file))}", highlight=False)
+        """The images with their grids, and the prompt as a strip of tokens."""
+        imgs = zip(self._names, self._images, self._output.mm_items, strict=False)
+        views = [self._views(*entry) for entry in imgs]
+        views += [[video_view(footage, self._time_axis(footage.item))] for footage in self._footages]
+        draw(views, self._output, chunk=self._chunk, positions=bool(self._footages)).save(file, format="PNG")
+        self._console.print(f"image  {escape(str(file))}", highlight=False)
 
     def _time_axis(self, item: MultimodalDataItem) -> np.ndarray | None:
         """The time axis of an item's positions, a value for each temporal patch."""
@@ -353,17 +353,17 @@ def _read(file: Path) -> bytes:
 
 
 def _prepare_place(file: Path) -> None:
-    """See that the picture can be written, before anything takes time."""
+    """See that the image can be written, before anything takes time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="picture") from error
+        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="image") from error
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"{file} cannot be written", argument="picture")
+        raise UsageError(f"{file} cannot be written", argument="image")
 
 
 def _plain_png(data: bytes) -> bytes:
-    """A picture as the framework sees it, as a PNG: the reference is compared on the same pixels, upright and opaque."""
+    """An image as the framework sees it, as a PNG: the reference is compared on the same pixels, upright and opaque."""
     source = open_image(data, path="image", settings=Settings())
     out = io.BytesIO()
     Image.fromarray(source.decode().pixels).save(out, "PNG")
@@ -371,7 +371,7 @@ def _plain_png(data: bytes) -> bytes:
 
 
 def _one_pixel_off(data: bytes) -> bytes:
-    """The same picture as a PNG, one channel of the pixel in its middle inverted."""
+    """The same image as a PNG, one channel of the pixel in its middle inverted."""
     with Image.open(io.BytesIO(data)) as opened:
         image = opened.convert("RGB")
     middle = (image.width // 2, image.height // 2)

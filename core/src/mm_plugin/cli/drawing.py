@@ -1,4 +1,4 @@
-"""Draws a processed prompt: what the model sees of each photograph, and the prompt as a strip of coloured tokens."""
+"""Draws a processed prompt: what the model sees of each image, and the prompt as a strip of colored tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mm_plugin.demo.base import RowBoxes, ShownClip, View
+from mm_plugin.demo.base import RowBoxes, ShownVideo, View
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.media.video import open_video
 from mm_plugin.settings import Settings
@@ -21,12 +21,12 @@ _TALLEST, _TALLEST_OF_MANY, _TITLES = 420, 300, 52
 _FRAME_HEIGHT, _MOST_FRAMES = 110, 48
 _CHART = 180  # pixels of its height
 _PAPER, _INK, _TEXT_CELL = (250, 249, 246), (40, 40, 46), (176, 176, 182)
-# Hues that differ in lightness too, for readers who see few colours; they repeat after six items.
-_ITEM_COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
+# Hues that differ in lightness too, for readers who see few colors; they repeat after six items.
+_ITEM_COLORS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
 
 
 def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
-    """A photograph with the grid of its rows.
+    """An image with the grid of its rows.
 
     Args:
         name: of the file.
@@ -34,22 +34,22 @@ def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
         rows: where they lie.
     """
     with Image.open(io.BytesIO(data)) as opened:
-        picture = ImageOps.exif_transpose(opened).convert("RGB").resize((rows.width, rows.height))
+        image = ImageOps.exif_transpose(opened).convert("RGB").resize((rows.width, rows.height))
     caption = f"resized to {rows.height} x {rows.width} pixels, {len(rows.boxes)} rows"
-    return View(name, caption, np.asarray(picture), rows.boxes)
+    return View(name, caption, np.asarray(image), rows.boxes)
 
 
-def clip_view(clip: ShownClip, time_positions: np.ndarray | None) -> View:
-    """The sampled frames of a clip, each with its time and, where positions have a time axis, with its place on it.
+def video_view(footage: ShownVideo, time_positions: np.ndarray | None) -> View:
+    """The sampled frames of a video, each with its time and, where positions have a time axis, with its place on it.
 
     Args:
-        clip: with the frames that were chosen.
+        footage: with the frames that were chosen.
         time_positions: [n_steps] int64, the time axis of its temporal patches; None for a model with ordinary positions.
     """
-    source = open_video(clip.data, path="video", settings=Settings())
-    frames = list(source.decode(clip.size).frames)
+    source = open_video(footage.data, path="video", settings=Settings())
+    frames = list(source.decode(footage.size).frames)
     shown = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _MOST_FRAMES)).round().astype(int))
-    width = max(1, round(clip.size.width * _FRAME_HEIGHT / clip.size.height))
+    width = max(1, round(footage.size.width * _FRAME_HEIGHT / footage.size.height))
     across = max(1, min(len(shown), round((len(shown) * _FRAME_HEIGHT * 2 / width) ** 0.5)))
     cell_width, cell_height = width + 6, _FRAME_HEIGHT + 22
     sheet = Image.new("RGB", (across * cell_width + 6, -(-len(shown) // across) * cell_height + 6), _PAPER)
@@ -57,19 +57,21 @@ def clip_view(clip: ShownClip, time_positions: np.ndarray | None) -> View:
     for place, index in enumerate(shown):
         left, top = place % across * cell_width + 6, place // across * cell_height + 6
         sheet.paste(Image.fromarray(frames[index]).resize((width, _FRAME_HEIGHT)), (left, top))
-        label = f"{clip.size.timestamps[index]:.2f} s"
+        label = f"{footage.size.timestamps[index]:.2f} s"
         if time_positions is not None:
             step = int(index) * len(time_positions) // len(frames)
             label += f"  t {time_positions[step]}"
         pen.text((left, top + _FRAME_HEIGHT + 3), label, fill=_INK, font=font)
-    caption = f"{clip.size.frames} frames of {clip.size.height} x {clip.size.width}, {clip.size.fps:.2f} a second"
-    return View(clip.name, caption, np.asarray(sheet))
+    caption = (
+        f"{footage.size.frames} frames of {footage.size.height} x {footage.size.width}, {footage.size.fps:.2f} a second"
+    )
+    return View(footage.name, caption, np.asarray(sheet))
 
 
 def draw(
     items: Sequence[Sequence[View]], output: MultimodalProcessorOutput, *, chunk: int, positions: bool = False
 ) -> Image.Image:
-    """The picture of one request.
+    """The image of one request.
 
     Args:
         items: for each item, what the model sees of it.
@@ -110,11 +112,11 @@ def _owners(output: MultimodalProcessorOutput) -> np.ndarray:
 def _chart(
     sheet: Image.Image, top: int, positions: np.ndarray, output: MultimodalProcessorOutput, font: Font, small: Font
 ) -> None:
-    """Position ids over tokens: height and width lightly, time on top in the colour of its item."""
+    """Position ids over tokens: height and width lightly, time on top in the color of its item."""
     pen, owner = ImageDraw.Draw(sheet), _owners(output)
     seq, most = positions.shape[1], max(1, int(positions.max()))
     pen.text((_MARGIN, top), f"position ids, 0 to {most}", fill=_INK, font=font)
-    pen.text((_MARGIN, top + 26), "gray: height and width   colour: time   along: tokens", fill=_INK, font=small)
+    pen.text((_MARGIN, top + 26), "gray: height and width   color: time   along: tokens", fill=_INK, font=small)
     left, floor = _MARGIN, top + 56 + _CHART
 
     def place(token: int, position: int) -> tuple[float, float]:
@@ -126,39 +128,39 @@ def _chart(
         for token in range(seq):
             x, y = place(token, int(positions[axis, token]))
             whose = int(owner[token])
-            colour = _TEXT_CELL if axis else _INK if whose < 0 else _ITEM_COLOURS[whose % len(_ITEM_COLOURS)]
+            color = _TEXT_CELL if axis else _INK if whose < 0 else _ITEM_COLORS[whose % len(_ITEM_COLORS)]
             size = 2 if axis == 0 else 1
-            pen.rectangle((x, y - size, x + size, y), fill=colour)
+            pen.rectangle((x, y - size, x + size, y), fill=color)
 
 
 def _panel(views: Sequence[View], index: int, count: int, font: Font, small: Font) -> Image.Image:
     """The views of one item, one below the other."""
-    room = (_WIDTH - _MARGIN) // max(1, min(count, 4)) - _MARGIN
-    colour = _ITEM_COLOURS[index % len(_ITEM_COLOURS)]
-    drawn = [_drawn(view, room, _TALLEST if len(views) == 1 else _TALLEST_OF_MANY, colour) for view in views]
-    panel = Image.new("RGB", (room, sum(picture.height + _TITLES for picture in drawn)), _PAPER)
+    package = (_WIDTH - _MARGIN) // max(1, min(count, 4)) - _MARGIN
+    color = _ITEM_COLORS[index % len(_ITEM_COLORS)]
+    drawn = [_drawn(view, package, _TALLEST if len(views) == 1 else _TALLEST_OF_MANY, color) for view in views]
+    panel = Image.new("RGB", (package, sum(image.height + _TITLES for image in drawn)), _PAPER)
     pen, top = ImageDraw.Draw(panel), 0
-    for view, picture in zip(views, drawn, strict=True):
-        panel.paste(picture, (0, top))
-        top += picture.height
-        pen.text((0, top + 6), view.title, fill=colour, font=font)
+    for view, image in zip(views, drawn, strict=True):
+        panel.paste(image, (0, top))
+        top += image.height
+        pen.text((0, top + 6), view.title, fill=color, font=font)
         pen.text((0, top + 30), view.caption, fill=_INK, font=small)
         top += _TITLES
     return panel
 
 
-def _drawn(view: View, room: int, tallest: int, colour: tuple[int, int, int]) -> Image.Image:
+def _drawn(view: View, package: int, tallest: int, color: tuple[int, int, int]) -> Image.Image:
     """A view, scaled to its place, with its boxes and frames."""
     height, width = view.pixels.shape[:2]
-    scale = min(room / width, tallest / height, 1.5)
-    picture = Image.fromarray(view.pixels).resize((max(1, round(width * scale)), max(1, round(height * scale))))
-    pen = ImageDraw.Draw(picture, "RGBA")
+    scale = min(package / width, tallest / height, 1.5)
+    image = Image.fromarray(view.pixels).resize((max(1, round(width * scale)), max(1, round(height * scale))))
+    pen = ImageDraw.Draw(image, "RGBA")
     whole = (0, 0, width, height)
     for boxes, line, opacity in ((view.boxes, 1, 150), (view.frames, 3, 255), ((whole,), 3, 255)):
         for left, top, right, bottom in boxes:
             box = (left * scale, top * scale, right * scale - 1, bottom * scale - 1)
-            pen.rectangle(box, outline=(*colour, opacity), width=line)
-    return picture
+            pen.rectangle(box, outline=(*color, opacity), width=line)
+    return image
 
 
 def _strip(
@@ -173,13 +175,13 @@ def _strip(
     pen = ImageDraw.Draw(sheet)
     seq, owner = len(output.input_ids), _owners(output)
     pen.text((_MARGIN, top), f"the prompt, {seq} tokens", fill=_INK, font=font)
-    legend = f"gray: text   colour: rows of an item   bar above: first token of a chunk of {chunk}"
+    legend = f"gray: text   color: rows of an item   bar above: first token of a chunk of {chunk}"
     pen.text((_MARGIN, top + 26), legend, fill=_INK, font=small)
     for token in range(seq):
         row, column = divmod(token, columns)
         left, upper = _MARGIN + column * (_CELL + _GAP), top + 60 + row * (_CELL + 5)
         whose = int(owner[token])
-        colour = _TEXT_CELL if whose < 0 else _ITEM_COLOURS[whose % len(_ITEM_COLOURS)]
-        pen.rectangle((left, upper, left + _CELL - 1, upper + _CELL - 1), fill=colour)
+        color = _TEXT_CELL if whose < 0 else _ITEM_COLORS[whose % len(_ITEM_COLORS)]
+        pen.rectangle((left, upper, left + _CELL - 1, upper + _CELL - 1), fill=color)
         if token % chunk == 0:
             pen.rectangle((left, upper - 3, left + _CELL - 1, upper - 2), fill=_INK)

@@ -27,21 +27,21 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="for one plugin (120)")
 
-    demo = commands.add_parser("demo", help="run the main job on two photographs, offline, and draw it")
+    demo = commands.add_parser("demo", help="run the main job on two images, offline, and draw it")
     demo.add_argument("--model", metavar="NAME", help="name of the plugin to show (the first that has a demo)")
     demo.add_argument(
-        "--image", type=Path, action="append", metavar="FILE", help="a picture of your own; may be repeated"
+        "--image", type=Path, action="append", metavar="FILE", help="an image of your own; may be repeated"
     )
     demo.add_argument(
         "--video",
         type=Path,
         action="append",
         metavar="FILE",
-        help="a clip of your own; may be repeated (extra `video`)",
+        help="a video of your own; may be repeated (extra `video`)",
     )
     demo.add_argument("--chunk", type=_count, default=64, metavar="TOKENS", help="tokens in a prefill chunk (64)")
-    demo.add_argument("--picture", type=Path, default=Path("mm-plugin-demo.png"), metavar="FILE", help="where to draw")
-    demo.add_argument("--rebuild", action="store_true", help="make the tiny checkpoint anew")
+    demo.add_argument("--out", type=Path, default=Path("mm-plugin-demo.png"), metavar="FILE", help="where to draw")
+    demo.add_argument("--rebuild", action="store_true", help="make the tiny checkpoint again")
     return parser
 
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             images=arguments.image or (),
             videos=arguments.video or (),
             chunk=arguments.chunk,
-            picture=arguments.picture,
+            out=arguments.out,
             rebuild=arguments.rebuild,
         )
     except MMPluginError as error:

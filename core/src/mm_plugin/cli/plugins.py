@@ -21,7 +21,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.registry import PluginRecord, Registry, discover
 
 BROKEN = ("failed", "conflict", "incompatible")
-_COLOURS = {"available": "green", "loaded": "green", "disabled": "yellow"}
+_COLORS = {"available": "green", "loaded": "green", "disabled": "yellow"}
 
 
 def list_plugins(*, as_json: bool) -> int:
@@ -77,7 +77,7 @@ def plugin_table(records: Iterable[PluginRecord]) -> Table:
         table.add_row(
             escape(record.name),
             escape(f"{record.distribution} {record.version}"),
-            _coloured(record.state),
+            _colored(record.state),
             escape(", ".join(serves) or "nothing"),
         )
     if not table.rows:
@@ -85,8 +85,8 @@ def plugin_table(records: Iterable[PluginRecord]) -> Table:
     return table
 
 
-def _coloured(state: str) -> str:
-    return f"[{_COLOURS.get(state, 'red')}]{state}[/]"
+def _colored(state: str) -> str:
+    return f"[{_COLORS.get(state, 'red')}]{state}[/]"
 
 
 def _print_findings(console: Console, records: Sequence[PluginRecord]) -> None:
@@ -94,7 +94,7 @@ def _print_findings(console: Console, records: Sequence[PluginRecord]) -> None:
         console.print("no plugin is installed")
     for record in records:
         head = escape(f"{record.name}  ({record.distribution} {record.version}, {record.entry_point})")
-        console.print(f"{_coloured(record.state)}  [bold]{head}[/]")
+        console.print(f"{_colored(record.state)}  [bold]{head}[/]")
         kind = f"{record.error_type}: " if record.error_type else ""
         lines = {
             "what": f"{record.code} at {record.stage}" if record.code else None,

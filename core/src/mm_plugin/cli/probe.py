@@ -21,7 +21,7 @@ BASES = {
     "tokenizer": None,
     "embed": None,
     "demo": Demo,
-    "specialise": None,
+    "specialize": None,
 }
 
 

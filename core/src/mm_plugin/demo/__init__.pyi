@@ -1,4 +1,4 @@
-from .base import Demo, DrawsViews, Reference, RowBoxes, ShownClip, ShowsVideos, TransformersDemo, View, photographs
+from .base import Demo, DrawsViews, Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo, View, sample_images
 from .grids import PatchGridDemo
 
 __all__ = [
@@ -7,9 +7,9 @@ __all__ = [
     "PatchGridDemo",
     "Reference",
     "RowBoxes",
-    "ShownClip",
+    "ShownVideo",
     "ShowsVideos",
     "TransformersDemo",
     "View",
-    "photographs",
+    "sample_images",
 ]

@@ -40,8 +40,8 @@ class RowBoxes(msgspec.Struct, frozen=True):
     """Where the rows of one image lie, for drawing.
 
     Attributes:
-        height: of the resized picture, pixels.
-        width: of the resized picture, pixels.
+        height: of the resized image, pixels.
+        width: of the resized image, pixels.
         boxes: (left, top, right, bottom) of each row, pixels.
     """
 
@@ -51,7 +51,7 @@ class RowBoxes(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
-    """One picture of what a model sees of an image, for drawing.
+    """One image of what a model sees of an image, for drawing.
 
     Attributes:
         title: what it is.
@@ -112,15 +112,15 @@ class Demo(ABC):
 
     @abstractmethod
     def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
-        """Which part of the resized picture each row of an image stands for; rows that stand for no part have no box."""
+        """Which part of the resized image each row of an image stands for; rows that stand for no part have no box."""
 
 
 class DrawsViews(ABC):
-    """For demos of models that see more of an image than one resized picture."""
+    """For demos of models that see more of an image than one resized image."""
 
     @abstractmethod
     def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
-        """What the model sees of an image, drawn one below the other in place of the photograph with its rows.
+        """What the model sees of an image, drawn one below the other in place of the image with its rows.
 
         Args:
             processor: which prepared it.
@@ -130,8 +130,8 @@ class DrawsViews(ABC):
         """
 
 
-class ShownClip(msgspec.Struct, frozen=True, eq=False):
-    """One clip that the demo shows.
+class ShownVideo(msgspec.Struct, frozen=True, eq=False):
+    """One video that the demo shows.
 
     Attributes:
         name: of the file.
@@ -160,7 +160,7 @@ class ShowsVideos(ABC):
         checkpoint: Path,
         output: MultimodalProcessorOutput,
         images: Sequence[bytes],
-        clips: Sequence[ShownClip],
+        videos: Sequence[ShownVideo],
     ) -> Reference:
         """The model's own forward on a prompt with videos, on pixels that are decoded and prepared without this package.
 
@@ -169,7 +169,7 @@ class ShowsVideos(ABC):
             checkpoint: the folder.
             output: the processed prompt; its ids and positions are what the language model gets.
             images: encoded files, in prompt order.
-            clips: in prompt order, after the images.
+            videos: in prompt order, after the images.
         """
 
 
@@ -204,7 +204,7 @@ class TransformersDemo(Demo):
         return logits
 
 
-def photographs() -> list[tuple[str, bytes]]:
-    """The two photographs that come with the package: name and JPEG file. Both are in the public domain."""
+def sample_images() -> list[tuple[str, bytes]]:
+    """The two images that come with the package: name and JPEG file. Both are in the public domain."""
     folder = resources.files("mm_plugin") / "data"
     return [(name, (folder / name).read_bytes()) for name in ("astronaut.jpg", "cat.jpg")]

@@ -1,4 +1,4 @@
-"""A demo of models that see images and clips as a grid of merged patches and that transformers opens whole. Knows none of them."""
+"""A demo of models that see images and videos as a grid of merged patches and that transformers opens whole. Knows none of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mm_plugin.demo.base import Reference, RowBoxes, ShownClip, ShowsVideos, TransformersDemo
+from mm_plugin.demo.base import Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.model import ModelProcessor
@@ -63,18 +63,18 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
         checkpoint: Path,
         output: MultimodalProcessorOutput,
         images: Sequence[bytes],
-        clips: Sequence[ShownClip],
+        videos: Sequence[ShownVideo],
     ) -> Reference:
-        """See `ShowsVideos`; positions are ours, since transformers numbers text after a clip in another way."""
+        """See `ShowsVideos`; positions are ours, since transformers numbers text after a video in another way."""
         ids = torch.from_numpy(output.input_ids)
         with torch.inference_mode():
             rows = []
             if images:
                 prepared = self._prepared(checkpoint, images)
                 rows += model.get_image_features(prepared["pixel_values"], prepared["image_grid_thw"]).pooler_output
-            for clip in clips:
-                grid = torch.tensor(clip.item.video_grid_thw.tolist())
-                rows += model.get_video_features(_prepared_clip(clip, checkpoint), grid).pooler_output
+            for footage in videos:
+                grid = torch.tensor(footage.item.video_grid_thw.tolist())
+                rows += model.get_video_features(_prepared_video(footage, checkpoint), grid).pooler_output
             embeds = model.get_input_embeddings()(ids)
             places = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
             embeds[places] = torch.cat(rows)
@@ -93,26 +93,26 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
         return RowBoxes(rows * side, columns * side, boxes)
 
     def _prepared(self, checkpoint: Path, images: Sequence[bytes]) -> Any:
-        pictures = [Image.open(io.BytesIO(data)) for data in images]
-        return self.image_processor.from_pretrained(str(checkpoint))(images=pictures, return_tensors="pt")
+        imgs = [Image.open(io.BytesIO(data)) for data in images]
+        return self.image_processor.from_pretrained(str(checkpoint))(images=imgs, return_tensors="pt")
 
 
-def _prepared_clip(clip: ShownClip, checkpoint: Path) -> torch.Tensor:
-    """Pixel values [n_patches, patch_dim] float32 of a clip's chosen frames, by PyAV and plain torch alone."""
+def _prepared_video(footage: ShownVideo, checkpoint: Path) -> torch.Tensor:
+    """Pixel values [n_patches, patch_dim] float32 of a video's chosen frames, by PyAV and plain torch alone."""
     import av
 
     settings = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))
     side, merge, temporal = (settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size"))
     mean, std = (torch.tensor(settings[name])[:, None, None] * 255 for name in ("image_mean", "image_std"))
-    with av.open(io.BytesIO(clip.data), mode="r") as container:
-        wanted = set(clip.size.indices.tolist())
+    with av.open(io.BytesIO(footage.data), mode="r") as container:
+        wanted = set(footage.size.indices.tolist())
         decoded = {
             index: torch.from_numpy(frame.to_ndarray(format="rgb24"))
             for index, frame in enumerate(container.decode(video=0))
             if index in wanted
         }
-    steps, rows, columns = clip.item.video_grid_thw[0].tolist()
-    frames = torch.stack([decoded[index] for index in clip.size.indices.tolist()]).permute(0, 3, 1, 2)
+    steps, rows, columns = footage.item.video_grid_thw[0].tolist()
+    frames = torch.stack([decoded[index] for index in footage.size.indices.tolist()]).permute(0, 3, 1, 2)
     size = (rows * side, columns * side)
     frames = torch.nn.functional.interpolate(frames, size=size, mode="bicubic", antialias=True).float()
     frames = (frames - mean) / std

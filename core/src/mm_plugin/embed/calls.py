@@ -56,7 +56,7 @@ class EncoderCalls:
         self._encoder = encoder
         self._hidden, self._dtype, self._device = hidden, dtype, device
         self._max_tokens, self._staging, self._observers = max_tokens, staging, observers
-        self.blame = dict(encoder.blame) if isinstance(encoder, Encoder) else {}
+        self.owner = dict(encoder.owner) if isinstance(encoder, Encoder) else {}
         collective = isinstance(encoder, Encoder) and encoder.collective
         self._agree: Agree = agree if agree is not None and collective else _alone
 
@@ -65,7 +65,7 @@ class EncoderCalls:
 
         Out of memory halves a call until one item remains; another failure is tried item by item, once.
         """
-        gone = EncoderError("the item's feature was released before its rows were needed", **self.blame)
+        gone = EncoderError("the item's feature was released before its rows were needed", **self.owner)
         # Looked at once: a request may be aborted, and its features go, while a call runs.
         there = [item.feature is not None for item in items]
         found: list[Encoded | MMPluginError] = []
@@ -81,13 +81,13 @@ class EncoderCalls:
     def _groups(self, items: Sequence[MultimodalDataItem]) -> list[list[MultimodalDataItem]]:
         """Items in order, as many together as `max_tokens` allows."""
         groups: list[list[MultimodalDataItem]] = []
-        room = 0
+        package = 0
         for item in items:
-            if not groups or (self._max_tokens is not None and item.num_tokens > room):
+            if not groups or (self._max_tokens is not None and item.num_tokens > package):
                 groups.append([])
-                room = self._max_tokens or 0
+                package = self._max_tokens or 0
             groups[-1].append(item)
-            room -= item.num_tokens
+            package -= item.num_tokens
         return groups
 
     def _attempt(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded | MMPluginError]:
@@ -123,9 +123,9 @@ class EncoderCalls:
         elif modality in self._encoder:
             result = self._encoder[modality](given)
         else:
-            raise EncoderError(f"no encoder for {modality.argument} was given", **self.blame)
+            raise EncoderError(f"no encoder for {modality.argument} was given", **self.owner)
         checked = checked_rows(
-            result, items, hidden=self._hidden, dtype=self._dtype, device=self._device, blame=self.blame
+            result, items, hidden=self._hidden, dtype=self._dtype, device=self._device, owner=self.owner
         )
         if self._observers is not None:
             self._observers.emit(
@@ -153,7 +153,7 @@ class EncoderCalls:
             error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, MMPluginError) and isinstance(getattr(error, "message", None), str):
             return error  # it says already whose fault it was
-        failure = EncoderError(f"the encoder failed: {what}", **self.blame)
+        failure = EncoderError(f"the encoder failed: {what}", **self.owner)
         failure.__cause__ = error
         return failure
 

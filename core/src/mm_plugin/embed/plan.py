@@ -105,7 +105,7 @@ def check_batch(batch: ForwardBatch) -> None:
 
 
 def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Runs of neighbouring requests that touch, as one."""
+    """Runs of neighboring requests that touch, as one."""
     out: list[tuple[int, int]] = []
     for start, end in runs:
         if out and out[-1][1] == start:

@@ -13,7 +13,7 @@ import torch
 
 from mm_plugin.embed.plan import plan_step
 from mm_plugin.errors import SpanError
-from mm_plugin.events import Observers, ReadBack
+from mm_plugin.events import DeviceSync, Observers
 from mm_plugin.inputs import ForwardBatch
 from mm_plugin.items import MultimodalDataItem
 
@@ -101,6 +101,6 @@ def rows_per_frame(kept: torch.Tensor, grid: tuple[int, int, int], observers: Ob
     """
     t, h, w = grid
     if observers is not None:
-        observers.emit(ReadBack(what="rows per frame of a pruned video"))
+        observers.emit(DeviceSync(what="rows per frame of a pruned video"))
     counts: list[int] = torch.bincount(torch.div(kept, h * w, rounding_mode="floor"), minlength=t).tolist()
     return counts

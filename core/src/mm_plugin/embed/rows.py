@@ -45,7 +45,7 @@ class EmbedOutput(msgspec.Struct, frozen=True, eq=False):
         input_embeds: [total, hidden], on the device of the text embeddings.
         deepstack: None, or (rows [n_layers, n_rows, hidden], int64 indices [n_rows] in the flat output).
         failed: items that failed; empty in a good step.
-        finite: with `check_finite`, a bool tensor without dimensions on the device, false where a row of a medium is not finite;
+        finite: with `check_finite`, a bool tensor without dimensions on the device, false where an embedding row is not finite;
             read it after the step. None without.
         kept: for pruned media, the int64 indices of the rows that were kept, on the device, by (request, item).
     """
@@ -168,7 +168,7 @@ class Step:
             for key, result in zip(keys, self._calls.encode(modality, items), strict=True):
                 if isinstance(result, Encoded) and not self._same_layers(result):
                     told = f"deepstack rows of {len(result.deepstack)} layers, others of this step have {self._layers}"
-                    self._failed.update(dict.fromkeys(wanted[key], EncoderError(told, **self._calls.blame)))
+                    self._failed.update(dict.fromkeys(wanted[key], EncoderError(told, **self._calls.owner)))
                 elif isinstance(result, Encoded):
                     self._rows.update(dict.fromkeys(wanted[key], result))
                     if self._cache is not None and self._cache.put(key, result):
@@ -259,7 +259,7 @@ class Step:
         return EmbedOutput(self._out, self._deepstack(stacked), failed, self._finite() if check_finite else None, kept)
 
     def _finite(self) -> torch.Tensor:
-        """Whether every row of every medium is finite: a flag on the device, which nobody waits for here."""
+        """Whether every row of every media input is finite: a flag on the device, which nobody waits for here."""
         import torch
 
         parts = [part for rows in self._rows.values() for part in (rows.rows, rows.deepstack) if part is not None]

@@ -1,4 +1,4 @@
-"""One pinned buffer through which features go to the device, so that a copy neither waits for the device nor pins memory anew."""
+"""One pinned buffer through which features go to the device, so that a copy neither waits for the device nor pins memory again."""
 
 from __future__ import annotations
 

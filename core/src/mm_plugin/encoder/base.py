@@ -30,7 +30,7 @@ class Encoder(ABC):
     version: str = ""
     device: Any = None
     collective: ClassVar[bool] = False
-    _blame: Mapping[str, str | None] = {}
+    _owner: Mapping[str, str | None] = {}
     _observers: Observers | None = None
 
     @classmethod
@@ -46,17 +46,17 @@ class Encoder(ABC):
 
     @final
     def bind(
-        self, *, version: str, device: Any = None, blame: Mapping[str, str | None], observers: Observers | None = None
+        self, *, version: str, device: Any = None, owner: Mapping[str, str | None], observers: Observers | None = None
     ) -> None:
         """Say which weights it holds and whose encoder it is; the registry does."""
         self.version, self.device = version, device
-        self._blame, self._observers = blame, observers
+        self._owner, self._observers = owner, observers
 
     @property
     @final
-    def blame(self) -> Mapping[str, str | None]:
+    def owner(self) -> Mapping[str, str | None]:
         """plugin, distribution and version, for errors."""
-        return self._blame
+        return self._owner
 
     @property
     @final
@@ -74,7 +74,7 @@ class Encoder(ABC):
         for mixin, kind, method in _MIXINS:
             if kind is modality and isinstance(self, mixin):
                 return getattr(self, method)(items)  # type: ignore[no-any-return]
-        raise EncoderError(f"{type(self).__name__} does not encode {modality.argument}", **self._blame)
+        raise EncoderError(f"{type(self).__name__} does not encode {modality.argument}", **self._owner)
 
 
 class EncodesImages(ABC):

@@ -25,7 +25,7 @@ _AMPERE = (8, 0)
 class PatchEmbedding:
     """A convolution whose stride is its kernel, as one linear map over patches in any of the forms that items bring. Final.
 
-    Compact patches are normalised here, in the arithmetic of the float form. A picture is the same in all frames of a patch, so
+    Compact patches are normalized here, in the arithmetic of the float form. An image is the same in all frames of a patch, so
     for it the weights of the frames are summed. Products are in float32 whatever the tower's dtype, and rounded once.
 
     Args:
@@ -52,7 +52,7 @@ class PatchEmbedding:
         plain = weight.detach().reshape(width, channels, frames, -1)  # [width, 3, frames, area]
         self._whole = plain.flatten(1).float()
         # Summed in float64, rounded once.
-        self._picture = plain.double().sum(dim=2).flatten(1).float()
+        self._image = plain.double().sum(dim=2).flatten(1).float()
         self._bias = None if bias is None else bias.detach().float()
         levels = torch.tensor(1.0 / rescale, dtype=torch.float32)
         self._mean = (torch.tensor(mean, dtype=torch.float32) * levels)[:, None].to(weight.device)  # [3, 1]
@@ -62,8 +62,8 @@ class PatchEmbedding:
         """Embedded patches.
 
         Args:
-            feature: [n_patches, 3, area] uint8 of a picture, [n_patches, 3, frames * area] uint8 of different frames, or
-                [n_patches, 3 * frames * area] floating point, normalised.
+            feature: [n_patches, 3, area] uint8 of an image, [n_patches, 3, frames * area] uint8 of different frames, or
+                [n_patches, 3 * frames * area] floating point, normalized.
 
         Shape:
             returns [n_patches, width].
@@ -71,7 +71,7 @@ class PatchEmbedding:
         # A conversion is a copy of its own, which may be written.
         levels = feature.dtype == torch.uint8
         floats = (feature.float().sub_(self._mean).div_(self._std) if levels else feature.float()).flatten(1)
-        weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._picture
+        weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._image
         return functional.linear(floats, weight, self._bias).to(self._dtype)
 
 
@@ -138,7 +138,7 @@ def frame_lengths(grids: Sequence[tuple[int, int, int]]) -> list[int]:
 class Segments:
     """Consecutive stretches of a sequence, each of which attends to itself alone. Final; made on the host, once for all layers.
 
-    Neighbours of one length are computed together, without padding: the fewer changes of length, the fewer calls. Where torch has
+    Neighbors of one length are computed together, without padding: the fewer changes of length, the fewer calls. Where torch has
     a kernel for stretches of any length, all of them are one call.
 
     Args:

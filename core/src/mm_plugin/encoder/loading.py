@@ -18,7 +18,7 @@ def load_tower(
     """A module with a checkpoint's weights, in inference mode; no other tensor is read, and no memory is taken twice.
 
     What a module computes in its constructor and stores nowhere, such as rotary frequencies, stays on the meta device: a tower
-    that needs it makes it anew.
+    that needs it makes it again.
 
     Args:
         make: constructs the module; called with the meta device in force.

@@ -16,7 +16,7 @@ from mm_plugin.encoder.base import own_rows
 
 
 def checked_rows(
-    result: Any, items: Sequence[MultimodalDataItem], *, hidden: int, dtype: Any, device: Any, blame: Mapping[str, Any]
+    result: Any, items: Sequence[MultimodalDataItem], *, hidden: int, dtype: Any, device: Any, owner: Mapping[str, Any]
 ) -> list[Encoded]:
     """What an encoder returned, as rows that are ready to be written and kept.
 
@@ -28,7 +28,7 @@ def checked_rows(
         hidden: width that the rows must have.
         dtype: torch dtype to which rows are brought.
         device: torch device to which rows are brought.
-        blame: whose encoder it was.
+        owner: whose encoder it was.
 
     Raises:
         EncoderError: another count of results, rows or columns, or rows that are not floating point.
@@ -37,10 +37,10 @@ def checked_rows(
 
     if isinstance(result, torch.Tensor) or not isinstance(result, Sequence):
         raise EncoderError(
-            f"the encoder returned a {type(result).__name__}; it must return a list with an entry per item", **blame
+            f"the encoder returned a {type(result).__name__}; it must return a list with an entry per item", **owner
         )
     if len(result) != len(items):
-        raise EncoderError(f"the encoder returned {len(result)} results for {len(items)} items", **blame)
+        raise EncoderError(f"the encoder returned {len(result)} results for {len(items)} items", **owner)
     checked: list[Encoded] = []
     for index, (entry, item) in enumerate(zip(result, items, strict=True)):
         encoded = entry if isinstance(entry, Encoded) else Encoded(entry)
@@ -50,17 +50,17 @@ def checked_rows(
             raise EncoderError(
                 f"{item.modality.name.lower()} {index} of {len(items)}: the encoder returned {found}, "
                 f"its span takes [{expected[0]}, {expected[1]}] floating point",
-                **blame,
+                **owner,
             )
         deepstack = encoded.deepstack
         if deepstack is not None:
             if not isinstance(deepstack, torch.Tensor) or tuple(deepstack.shape[1:]) != expected:
-                raise EncoderError(f"item {index}: deepstack rows must be [n_layers, {expected[0]}, {hidden}]", **blame)
+                raise EncoderError(f"item {index}: deepstack rows must be [n_layers, {expected[0]}, {hidden}]", **owner)
             deepstack = own_rows(deepstack, device, dtype)
         kept = encoded.kept
         if kept is not None:
             if not isinstance(kept, torch.Tensor) or kept.dtype != torch.int64 or tuple(kept.shape) != expected[:1]:
-                raise EncoderError(f"item {index}: kept must be {expected[0]} int64 indices", **blame)
+                raise EncoderError(f"item {index}: kept must be {expected[0]} int64 indices", **owner)
             kept = own_rows(kept, device, kept.dtype)
         checked.append(Encoded(own_rows(rows, device, dtype), deepstack, kept))
     return checked

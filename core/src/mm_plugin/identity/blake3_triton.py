@@ -1,6 +1,6 @@
 """BLAKE3 of device tensors where they lie, many in a launch, with the same 32 bytes as the CPU library. Needs triton.
 
-One launch hashes every 1,024-byte chunk of every buffer; then one launch for each level of the trees merges neighbours, an odd
+One launch hashes every 1,024-byte chunk of every buffer; then one launch for each level of the trees merges neighbors, an odd
 last node going up as it is. Any number of buffers takes 1 + ceil(log2(chunks of the longest)) launches, and only the digests come
 back to the host.
 

@@ -92,7 +92,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
         _frame([value.__struct_config__.tag, msgspec.structs.asdict(value)], out)
     elif _is_array(value):
         out.append(b"a" + feature_digest(value))
-    elif _is_picture(value):
+    elif _is_image(value):
         out.append(b"p")
         palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
         transparency = value.info.get("transparency")
@@ -111,7 +111,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) or _is_tensor(value)
 
 
-def _is_picture(value: Any) -> bool:
+def _is_image(value: Any) -> bool:
     image = sys.modules.get("PIL.Image")
     return image is not None and isinstance(value, image.Image)
 
@@ -135,7 +135,7 @@ def feature_digest(value: Any, digests: Digests | None = None) -> bytes:
         32 bytes.
 
     Raises:
-        UsageError: it is no array, or one whose bytes do not say its value (object, long double, sparse, quantised).
+        UsageError: it is no array, or one whose bytes do not say its value (object, long double, sparse, quantized).
     """
     return feature_digests([value], digests)[0]
 
@@ -180,7 +180,7 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
 
     odd = value.is_nested or value.is_quantized or value.device.type == "meta"
     if value.layout is not torch.strided or odd:
-        raise UsageError("a sparse, nested, quantised or meta tensor has no identity", argument="feature")
+        raise UsageError("a sparse, nested, quantized or meta tensor has no identity", argument="feature")
     # flatten before view: a tensor without dimensions cannot be viewed as bytes.
     tensor = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if tensor.stride(0) != 1:  # of one element or none, which count as contiguous and yet cannot be viewed

@@ -66,7 +66,7 @@ def caller_identity(
     *,
     salt: str | bytes | None = None,
 ) -> bytes:
-    """The identity of a medium whose caller vouches for it by a hash: that hash, and all that could change what becomes of it.
+    """The identity of a media input whose caller vouches for it by a hash: that hash, and all that could change what becomes of it.
 
     Args:
         spec_name: the model spec's name.

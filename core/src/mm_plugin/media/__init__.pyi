@@ -1,5 +1,5 @@
 from .audio import AudioSource, open_audio
-from .images import ImageSource, normalise_image, open_image, raw_pixels
+from .images import ImageSource, normalize_image, open_image, raw_pixels
 from .limits import check_pixels
 from .probing import probe
 from .sources import is_remote
@@ -8,8 +8,11 @@ from .types import (
     AudioSamples,
     AudioSize,
     Color,
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
     Frames,
-    Medium,
     SampledVideo,
     Sampling,
     Size,
@@ -24,9 +27,12 @@ __all__ = [
     "AudioSize",
     "AudioSource",
     "Color",
+    "DecodedAudio",
+    "DecodedImage",
+    "DecodedMedia",
+    "DecodedVideo",
     "Frames",
     "ImageSource",
-    "Medium",
     "SampledVideo",
     "Sampling",
     "Size",
@@ -35,7 +41,7 @@ __all__ = [
     "VideoSource",
     "check_pixels",
     "is_remote",
-    "normalise_image",
+    "normalize_image",
     "open_audio",
     "open_image",
     "open_video",

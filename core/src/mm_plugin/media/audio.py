@@ -1,6 +1,6 @@
-"""Sounds: encoded files and given samples -> [num_samples] float32, mono, at the rate that a model asks for.
+"""Audio inputs: encoded files and given samples -> [num_samples] float32, mono, at the rate that a model asks for.
 
-Channels are averaged, then the sound is resampled. A sound of the right rate keeps its samples exactly.
+Channels are averaged, then the audio is resampled. An audio input of the right rate keeps its samples exactly.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.items import Modality
 from mm_plugin.media.limits import check_audio_samples
 from mm_plugin.media.pyav import CheckedFile, decoding, import_av, open_container
 from mm_plugin.media.sources import is_encoded, read_bytes
-from mm_plugin.media.types import AudioSamples, AudioSize, Medium
+from mm_plugin.media.types import AudioSamples, AudioSize, DecodedAudio
 from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0),
 
 
 class AudioSource:
-    """One sound as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_audio`.
+    """One audio as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_audio`.
 
     Attributes:
         path: where it stands in the request, such as `audios[0]`.
@@ -51,7 +50,7 @@ class AudioSource:
         self._decoded: tuple[np.ndarray, int] | None = None
 
     def digest(self) -> bytes:
-        """What tells this sound from others: of its encoded bytes, or of the samples where those are all there is.
+        """What tells this audio from others: of its encoded bytes, or of the samples where those are all there is.
 
         Returns:
             32 bytes.
@@ -64,7 +63,7 @@ class AudioSource:
         """How long the file says that it is, at its own rate, without decoding it; decoding may show it to be otherwise.
 
         Raises:
-            MediaError: it is no sound that can be opened, or does not say how long it is.
+            MediaError: it is no audio that can be opened, or does not say how long it is.
         """
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
@@ -81,7 +80,7 @@ class AudioSource:
         """How many samples it has at a rate. It is decoded for that: no header tells exactly, and samples take little memory.
 
         Raises:
-            MediaError: it is no sound that can be decoded.
+            MediaError: it is no audio that can be decoded.
             LimitError: it is longer than `max_audio_seconds`.
         """
         if self._decoded is None or self._decoded[1] != sampling_rate:
@@ -89,52 +88,52 @@ class AudioSource:
                 self._decoded = self._samples(sampling_rate), sampling_rate
         return AudioSize(len(self._decoded[0]), sampling_rate)
 
-    def decode(self, size: AudioSize) -> Medium:
+    def decode(self, size: AudioSize) -> DecodedAudio:
         """Every sample of it, at the rate at which it was probed."""
         self.probe(size.sampling_rate)
         assert self._decoded is not None
         samples, _ = self._decoded
         self._decoded = None  # what was decoded goes with this call
-        return Medium(Modality.AUDIO, size, samples=samples)
+        return DecodedAudio(size, samples)
 
     def _samples(self, sampling_rate: int) -> np.ndarray:
         if self._given is not None:
             return _at_rate([self._given[0]], self._given[1], sampling_rate)
         with open_container(CheckedFile(self._data or b""), _FORMATS) as container:
-            sounds = _sounds(container, self._stream(container))
-            first = next(sounds, None)
+            audios = _audios(container, self._stream(container))
+            first = next(audios, None)
             if first is None:
-                raise MediaError("the sound has no samples", reason="empty")
+                raise MediaError("the audio has no samples", reason="empty")
             # The head may tell another rate: of HE-AAC that of its core, half of what is heard.
             rate = _checked_rate(first.sample_rate)
-            return _at_rate(self._pieces(itertools.chain([first], sounds), rate), rate, sampling_rate)
+            return _at_rate(self._pieces(itertools.chain([first], audios), rate), rate, sampling_rate)
 
-    def _pieces(self, sounds: Iterable[AudioFrame], rate: int) -> Iterator[np.ndarray]:
+    def _pieces(self, audios: Iterable[AudioFrame], rate: int) -> Iterator[np.ndarray]:
         """Decoded samples, channels averaged."""
         count = 0
-        for sound in sounds:
-            if sound.sample_rate != rate:
-                raise MediaError("the sound's rate changes", reason="rate")
-            count += sound.samples
+        for waveform in audios:
+            if waveform.sample_rate != rate:
+                raise MediaError("the audio's rate changes", reason="rate")
+            count += waveform.samples
             check_audio_samples(self.path, count, rate, self._settings)
-            yield _averaged(sound)
+            yield _averaged(waveform)
 
     def _stream(self, container: InputContainer) -> AudioStream:
-        """The first sound, ready to be decoded."""
+        """The first audio, ready to be decoded."""
         for stream in container.streams.audio:
             name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
             if name not in _CODECS and not name.startswith("pcm_"):
-                raise MediaError("the sound's codec is none that is decoded here", reason="codec")
+                raise MediaError("the audio's codec is none that is decoded here", reason="codec")
             _checked_rate(stream.rate)
             return stream
-        raise MediaError("the file holds no sound", reason="format")
+        raise MediaError("the file holds no audio", reason="format")
 
 
 def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
-    """Take a sound in any form that is accepted, without decoding it.
+    """Take an audio input in any form that is accepted, without decoding it.
 
     Args:
-        value: an encoded sound in any form that an encoded image may have, or `AudioSamples`.
+        value: an encoded audio in any form that an encoded image may have, or `AudioSamples`.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -209,7 +208,7 @@ def _checked_rate(rate: int) -> int:
     return rate
 
 
-def _sounds(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+def _audios(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
     """Every piece that can be decoded. Between the frames of an MP3 file there may be anything, which players pass over."""
     broken = import_av().error.InvalidDataError if stream.codec_context.codec.canonical_name == "mp3" else ()
     for packet in container.demux(stream):
@@ -219,18 +218,18 @@ def _sounds(container: InputContainer, stream: AudioStream) -> Iterator[AudioFra
             continue
 
 
-def _averaged(sound: AudioFrame) -> np.ndarray:
+def _averaged(waveform: AudioFrame) -> np.ndarray:
     """One decoded piece, [num_samples] float32."""
-    floats = _as_floats(sound.to_ndarray())
-    channels = sound.layout.nb_channels
-    if not sound.format.is_planar:  # channels follow one another sample by sample
+    floats = _as_floats(waveform.to_ndarray())
+    channels = waveform.layout.nb_channels
+    if not waveform.format.is_planar:  # channels follow one another sample by sample
         floats = floats.reshape(-1, channels).T
     averaged: np.ndarray = floats[0] if channels == 1 else floats.mean(axis=0, dtype=np.float32)
     return averaged
 
 
 def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:
-    """The whole sound at another rate. Pieces are resampled as they come, so no more is kept than what is asked for."""
+    """The whole audio at another rate. Pieces are resampled as they come, so no more is kept than what is asked for."""
     count = 0
 
     def counted() -> Iterator[np.ndarray]:
@@ -238,34 +237,34 @@ def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray
         for piece in pieces:
             count += len(piece)
             if not np.isfinite(piece).all():  # a filter may make numbers of them again
-                raise MediaError("the sound holds samples that are no numbers", reason="samples")
+                raise MediaError("the audio holds samples that are no numbers", reason="samples")
             yield piece
 
     held = bytearray()  # grows in place, where a list of pieces would be kept beside what is made of them
     for part in counted() if rate == wanted else _resampled(counted(), rate, wanted):
         held += part.tobytes()
     if not count:
-        raise MediaError("the sound has no samples", reason="empty")
+        raise MediaError("the audio has no samples", reason="empty")
     # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
     size = AudioSize(count, rate).at(wanted).num_samples * np.dtype(np.float32).itemsize
     del held[size:]
     held += bytes(size - len(held))
     out = np.frombuffer(held, dtype=np.float32)
     if not np.isfinite(out).all():
-        raise MediaError("the sound holds samples that are no numbers", reason="samples")
+        raise MediaError("the audio holds samples that are no numbers", reason="samples")
     return out
 
 
 def _resampled(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> Iterator[np.ndarray]:
-    """The sound at another rate, by FFmpeg's resampler, piece by piece."""
+    """The audio at another rate, by FFmpeg's resampler, piece by piece."""
     av = import_av()
     resampler = av.AudioResampler(format="fltp", layout="mono", rate=wanted)
     for piece in pieces:
         for start in range(0, len(piece), _PIECE):
             part = np.ascontiguousarray(piece[start : start + _PIECE], dtype=np.float32)
-            sound = av.AudioFrame.from_ndarray(part[None], format="fltp", layout="mono")
-            sound.sample_rate = rate
-            for done in resampler.resample(sound):
+            waveform = av.AudioFrame.from_ndarray(part[None], format="fltp", layout="mono")
+            waveform.sample_rate = rate
+            for done in resampler.resample(waveform):
                 yield done.to_ndarray()[0]
     for done in resampler.resample(None):
         yield done.to_ndarray()[0]

@@ -24,7 +24,7 @@ _MATROSKA = {
     b"\x16\x54\xae\x6b": 1 << 20,
 }
 _EBML = b"\x1a\x45\xdf\xa3"
-# What such an element begins with; so bytes of a picture are hardly ever taken for one.
+# What such an element begins with; so bytes of an image are hardly ever taken for one.
 _CHILDREN = (b"\x73\x73", b"\x45\xb9", b"\xbb", b"\xae", b"\xec", b"\xbf")
 # Lists of tags in Ogg begin so. A packet that goes on in a next page has 255 bytes in its first, so this much stands together.
 _COMMENTS = (b"\x03vorbis", b"\x81theora", b"OpusTags")
@@ -64,7 +64,7 @@ def check_head(data: bytes) -> None:
     """Refuse a file whose head costs too much.
 
     Raises:
-        MediaError: it promises more packets or tags than any clip or sound has.
+        MediaError: it promises more packets or tags than any video or audio has.
     """
     if data.startswith(_EBML):
         _check_matroska(data)
@@ -77,7 +77,7 @@ def check_head(data: bytes) -> None:
 
 
 def _refuse(what: str) -> MediaError:
-    return MediaError(f"the file's head promises more {what} than any clip or sound has", reason="head")
+    return MediaError(f"the file's head promises more {what} than any video or audio has", reason="head")
 
 
 # ---------------------------------------------------------------- MP4
@@ -106,16 +106,16 @@ def _check_mp4(data: bytes) -> None:
 
 
 _ONE = b"\0\0\0\1"
-_NOT_SOUND = {b"vide", b"subp", b"clcp"}
+_NOT_AUDIO = {b"vide", b"subp", b"clcp"}
 
 
 def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
-    """Entries that FFmpeg makes for a table of samples: fewer where they are the ticks of a sound, which it joins by chunk."""
+    """Entries that FFmpeg makes for a table of samples: fewer where they are ticks of audio, which it joins by chunk."""
     if track is None or claimed <= MOST_PACKETS // 4:
         return claimed
     kinds = {data[at + 12 : at + 16] for at in _boxes(data, b"hdlr", *track)}
     times = [data[at + 8 : at + 20] for at in _boxes(data, b"stts", *track)]
-    if b"soun" not in kinds or kinds & _NOT_SOUND or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
+    if b"soun" not in kinds or kinds & _NOT_AUDIO or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
         return claimed
     chunks = sum(_number(data, at + 8) for kind in (b"stco", b"co64") for at in _boxes(data, kind, *track))
     joined = 0

@@ -1,4 +1,4 @@
-"""How large the pictures within a file claim to be, where a decoder would allocate for them before, or beside, what Pillow tells.
+"""How large the images within a file claim to be, where a decoder would allocate for them before, or beside, what Pillow tells.
 
 Reads a few numbers at known places. What it cannot follow it leaves to the decoders, which refuse it or read nothing from there.
 """
@@ -26,13 +26,13 @@ _MOST_UNITS = 65_536
 
 
 def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """(height, width), pixels, of every picture within an icon, WebP, JPEG 2000 or AVIF file, as those tell themselves.
+    """(height, width), pixels, of every image within an icon, WebP, JPEG 2000 or AVIF file, as those tell themselves.
 
-    Pillow decodes a picture of an icon, and makes the canvas of a WebP, as it opens the file; the frames of JPEG 2000 and AVIF have
+    Pillow decodes an image of an icon, and makes the canvas of a WebP, as it opens the file; the frames of JPEG 2000 and AVIF have
     sizes of their own, which their decoders allocate whatever the file's head says.
 
     Raises:
-        MediaError: a JPEG 2000 picture of so many tiles that those alone would take much memory, or an AVIF file in more pieces
+        MediaError: a JPEG 2000 image of so many tiles that those alone would take much memory, or an AVIF file in more pieces
             than are followed.
     """
     try:
@@ -60,7 +60,7 @@ def _icons(data: bytes) -> Iterator[tuple[int, int]]:
             width, height = struct.unpack_from(">II", inside, 16)
         elif len(inside) >= 12 and inside[0] != 12:  # 12 is a head of OS/2, whose sides are small
             width, height = struct.unpack_from("<ii", inside, 4)
-            height = abs(height) // 2  # a mask of the same size lies below the colours
+            height = abs(height) // 2  # a mask of the same size lies below the colors
         else:
             continue
         yield height, abs(width)
@@ -89,7 +89,7 @@ def _codestream(data: bytes, start: int) -> tuple[int, int]:
     """Of a JPEG 2000 codestream. Source: ISO/IEC 15444-1, A.5.1."""
     right, bottom, left, top, width, height = struct.unpack_from(">6I", data, start + 8)
     if -(-right // max(1, width)) * -(-bottom // max(1, height)) > _MOST_TILES:
-        raise MediaError(f"a JPEG 2000 picture of more than {_MOST_TILES} tiles", reason="broken")
+        raise MediaError(f"a JPEG 2000 image of more than {_MOST_TILES} tiles", reason="broken")
     return max(0, bottom - top), max(0, right - left)
 
 
@@ -97,7 +97,7 @@ def _codestream(data: bytes, start: int) -> tuple[int, int]:
 
 
 def _avif(data: bytes) -> Iterator[tuple[int, int]]:
-    """Of every AV1 picture that is an item of the file, or the first of a track."""
+    """Of every AV1 image that is an item of the file, or the first of a track."""
     units = _Budget(_MOST_UNITS)
     for kind, start, end in _boxes(data, 0, len(data)):
         if kind == b"meta":
@@ -207,7 +207,7 @@ def _av1(data: memoryview, units: _Budget) -> Iterator[tuple[int, int]]:
 
 
 def _sequence_size(bits: _Bits) -> tuple[int, int]:
-    bits.take(4)  # profile, whether it is a still picture
+    bits.take(4)  # profile, whether it is a still image
     if bits.take(1):  # a short header
         bits.take(5)
     else:

@@ -1,4 +1,4 @@
-"""Pictures: encoded files, PIL objects, arrays and tensors -> [height, width, 3] uint8 RGB.
+"""Images: encoded files, PIL objects, arrays and tensors -> [height, width, 3] uint8 RGB.
 
 All of them meet in one function, in one order: orientation, then transparency, then RGB.
 """
@@ -21,11 +21,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.items import Modality
 from mm_plugin.media.image_headers import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
 from mm_plugin.media.sources import is_encoded, read_bytes
-from mm_plugin.media.types import WHITE, Color, Medium, Size, VideoFrames
+from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
 
 _ORIENTATION = 0x0112
@@ -41,7 +40,7 @@ _TRANSPOSE = {
 _TURNED = (5, 6, 7, 8)
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
-# programs (EPS), or decode a picture within the picture whose size no header told (ICNS).
+# programs (EPS), or decode an image within the image whose size no header told (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Two items may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two threads. PIL objects cannot
@@ -108,7 +107,7 @@ class ImageSource:
                 width, height = height, width
         return Size(height, width)
 
-    def decode(self, *, background: Color = WHITE) -> Medium:
+    def decode(self, *, background: Color = WHITE) -> DecodedImage:
         """Every pixel of it.
 
         Args:
@@ -119,12 +118,12 @@ class ImageSource:
             LimitError: it has more pixels than `max_image_pixels`.
         """
         if isinstance(self._value, np.ndarray):
-            return _medium(np.ascontiguousarray(self._value))
+            return _media(np.ascontiguousarray(self._value))
         with _decoding(self.path, self._settings):
             image = self._open()
             turn = self._turn(image)
             self._image = None  # what Pillow decoded goes with this call
-            return _medium(normalise_image(image, background=background, orientation=turn))
+            return _media(normalize_image(image, background=background, orientation=turn))
 
     def _open(self) -> Image.Image:
         """The image with its header read; a PIL object that was given, loaded."""
@@ -159,7 +158,7 @@ class ImageSource:
         return self._image
 
     def _check_tiles(self, image: TiffImageFile) -> None:
-        """A tile of a TIFF is decoded whole, and may be larger than the picture."""
+        """A tile of a TIFF is decoded whole, and may be larger than the image."""
         height, width = image.tag_v2.get(_TILE_LENGTH, 1), image.tag_v2.get(_TILE_WIDTH, 1)
         if not isinstance(height, int) or not isinstance(width, int):
             raise MediaError("the tiles of the TIFF have no size", reason="broken")
@@ -219,7 +218,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
 
     Raises:
         MediaError: another shape or dtype.
-        LimitError: a picture has more pixels than `max_image_pixels`.
+        LimitError: an image has more pixels than `max_image_pixels`.
     """
     torch = sys.modules.get("torch")  # who brings a tensor has imported torch
     if torch is not None and isinstance(value, torch.Tensor):
@@ -246,7 +245,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
 
 
 def raw_pixels(value: Any) -> int:
-    """Pixels of a picture or clip that comes as an object, an array or a tensor, told without a look at any of them."""
+    """Pixels of an image or video that comes as an object, an array or a tensor, told without a look at any of them."""
     if isinstance(value, Image.Image):
         return value.width * value.height
     if isinstance(value, list | tuple):
@@ -259,7 +258,7 @@ def raw_pixels(value: Any) -> int:
     return 0
 
 
-def normalise_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
+def normalize_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
     """Orientation, then transparency, then RGB: the one order for every entry path.
 
     16-bit gray is scaled to 8 bits, not clipped. An image is left as it was; nothing is written into it.
@@ -277,7 +276,7 @@ def normalise_image(image: Image.Image, *, background: Color = WHITE, orientatio
     if operation is not None:
         image = image.transpose(operation)
     if image.mode in ("F",) or image.mode.startswith("F;"):
-        raise MediaError("a picture of floating-point levels has no scale by which to show it", reason="mode")
+        raise MediaError("an image of floating-point levels has no scale by which to show it", reason="mode")
     if image.mode.startswith("I"):
         return _gray16(image, background)
     if image.has_transparency_data:
@@ -290,7 +289,7 @@ def normalise_image(image: Image.Image, *, background: Color = WHITE, orientatio
 def _gray16(image: Image.Image, background: Color) -> np.ndarray:
     levels = np.asarray(image)
     if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
-        raise MediaError("a picture of 32-bit levels has no scale by which to show it", reason="mode")
+        raise MediaError("an image of 32-bit levels has no scale by which to show it", reason="mode")
     # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
     narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
     out = np.repeat(narrow[:, :, None], 3, axis=2)
@@ -303,7 +302,7 @@ def _gray16(image: Image.Image, background: Color) -> np.ndarray:
 def _to_array(image: Image.Image) -> np.ndarray:
     """The pixels of an RGB image as a writable array.
 
-    Bands keep Pillow's own copy small: for large pictures a third faster than one `np.array` of the whole.
+    Bands keep Pillow's own copy small: for large images a third faster than one `np.array` of the whole.
     """
     width, height = image.size
     out = np.empty((height, width, 3), dtype=np.uint8)
@@ -346,13 +345,13 @@ def _late_orientation(data: bytes) -> int:
         return 1
 
 
-def _medium(pixels: np.ndarray) -> Medium:
-    return Medium(Modality.IMAGE, Size(*pixels.shape[:2]), pixels=pixels)
+def _media(pixels: np.ndarray) -> DecodedImage:
+    return DecodedImage(Size(*pixels.shape[:2]), pixels)
 
 
 @contextlib.contextmanager
 def _decoding(path: str, settings: Settings) -> Iterator[None]:
-    """Turn whatever a decoder raises into one error that names the medium, without a byte of it.
+    """Turn whatever a decoder raises into one error that names the media input, without a byte of it.
 
     Pillow's parsers are many and none promises one class; warnings are here too, since a server may have turned them into errors.
     """

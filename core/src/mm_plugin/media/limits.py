@@ -1,4 +1,4 @@
-"""What a medium may be at most. Every check comes before what it guards is read, decoded or allocated."""
+"""What a media input may be at most. Every check comes before what it guards is read, decoded or allocated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_bytes(path: str, size: int, settings: Settings) -> None:
 
 
 def check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
-    """Refuse a picture or frame of no pixels, or of more than a limit allows.
+    """Refuse an image or frame of no pixels, or of more than a limit allows.
 
     Raises:
         LimitError: more than `max_image_pixels`.
@@ -37,25 +37,25 @@ def check_pixels(path: str, height: int, width: int, settings: Settings) -> None
     if height * width > limit:
         raise exceeds(path, f"{height} x {width} pixels (height x width)", "max_image_pixels", limit, height * width)
     if height < 1 or width < 1:
-        raise MediaError(f"{path}: a picture of {height} x {width} pixels has no area", path=path, reason="empty")
+        raise MediaError(f"{path}: an image of {height} x {width} pixels has no area", path=path, reason="empty")
 
 
 def check_frames(path: str, frames: int, settings: Settings) -> None:
-    """Refuse a clip of more frames than `max_video_frames`."""
+    """Refuse a video of more frames than `max_video_frames`."""
     limit = settings.max_video_frames
     if frames > limit:
         raise exceeds(path, f"{frames} frames", "max_video_frames", limit, frames)
 
 
 def check_video_seconds(path: str, seconds: float, settings: Settings) -> None:
-    """Refuse a clip that is longer than `max_video_seconds`."""
+    """Refuse a video that is longer than `max_video_seconds`."""
     limit = settings.max_video_seconds
     if seconds > limit:
         raise exceeds(path, f"{seconds:.3f} seconds", "max_video_seconds", limit, seconds)
 
 
 def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) -> None:
-    """Refuse a sound that is longer than `max_audio_seconds`."""
+    """Refuse an audio input that is longer than `max_audio_seconds`."""
     limit = settings.max_audio_seconds
     if samples > limit * rate:
         raise exceeds(path, f"{samples / rate:.3f} seconds", "max_audio_seconds", limit, samples / rate)

@@ -19,7 +19,7 @@ from mm_plugin.settings import Settings
 def probe(
     value: Any, *, modality: Modality | str = Modality.IMAGE, settings: Settings | None = None
 ) -> Size | VideoSize | AudioSize:
-    """How large a medium is, without decoding it: what `ModelProcessor.count` takes.
+    """How large a media input is, without decoding it: what `ModelProcessor.count` takes.
 
     Args:
         value: anything that `open_image`, `open_video` or `open_audio` takes.

@@ -1,8 +1,8 @@
-"""What clips and sounds share: PyAV's containers opened on untrusted bytes, and its errors as ours. Decodes nothing.
+"""What videos and audio inputs share: PyAV's containers opened on untrusted bytes, and its errors as ours. Decodes nothing.
 
 Only well-known formats and codecs are opened: a playlist would name other files, and a rare decoder is an untested one. While a
 container is opened no decoder runs, so whatever its streams claim, nothing of that size is allocated. What FFmpeg itself makes of
-a few bytes is bounded too: `heads` refuses heads that would cost it memory or time at one go, and a clip that goes on costing
+a few bytes is bounded too: `heads` refuses heads that would cost it memory or time at one go, and a video that goes on costing
 time while it is read is told that its file has ended.
 """
 
@@ -67,7 +67,7 @@ class CheckedFile:
         data: of the file, without its ID3 tags.
 
     Raises:
-        MediaError: it promises more packets or tags than any clip or sound has.
+        MediaError: it promises more packets or tags than any video or audio has.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
     except (*_DECODE_ERRORS, av.FFmpegError) as error:
         _check_time(reader)
         raise MediaError(
-            "the bytes are no clip or sound of a known format, or their head is broken", reason="format"
+            "the bytes are no video or audio of a known format, or their head is broken", reason="format"
         ) from error
     with container:
         _check_time(reader)
@@ -128,7 +128,7 @@ def _check_time(reader: _Reader) -> None:
 
 @contextlib.contextmanager
 def decoding(path: str, what: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into one error that names the medium, without a byte of it."""
+    """Turn whatever a decoder raises into one error that names the media input, without a byte of it."""
     try:
         yield
     except MediaError as error:

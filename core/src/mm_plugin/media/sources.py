@@ -21,13 +21,13 @@ _PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
 # Possessive: a long run of spaces must not be tried again from each of its places.
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}+\s*+")
-# The smallest picture that anybody encodes has more characters than this, and a path may look like base64.
+# The smallest image that anybody encodes has more characters than this, and a path may look like base64.
 _LEAST_BASE64 = 40
 _LONGEST_PATH = 4096
 
 
 def is_remote(value: Any) -> bool:
-    """Whether a medium has to be fetched over a network."""
+    """Whether a media input has to be fetched over a network."""
     return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
 
 

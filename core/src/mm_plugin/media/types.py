@@ -1,9 +1,9 @@
-"""What a medium is, before and after it is decoded: sizes, samplings, wrappers for raw frames and samples. Decodes nothing."""
+"""What a media input is, before and after it is decoded: sizes, samplings, wrappers for raw frames and samples. Decodes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -22,12 +22,12 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class VideoSize(msgspec.Struct, frozen=True, eq=False):
-    """How large a clip is before its frames are sampled, known without decoding it.
+    """How large a video is before its frames are sampled, known without decoding it.
 
     Attributes:
         height: of a frame, pixels, after rotation.
         width: of a frame, pixels, after rotation.
-        frames: in the whole clip.
+        frames: in the whole video.
         fps: frames per second, on average.
         timestamps: [frames] float64, when each frame is shown, seconds from the first; index / fps where None.
     """
@@ -55,11 +55,11 @@ class VideoSize(msgspec.Struct, frozen=True, eq=False):
 
 
 class Sampling(msgspec.Struct, frozen=True, eq=False):
-    """Which frames of a clip are used. Whatever comes after the sampling knows of the clip's time by this alone.
+    """Which frames of a video are used. Whatever comes after the sampling knows of the video's time by this alone.
 
     Attributes:
         indices: [n] int64, never descending; n is at least 1.
-        timestamps: [n] float64, when each is shown, seconds from the clip's first frame.
+        timestamps: [n] float64, when each is shown, seconds from the video's first frame.
         fps: how many of the chosen frames there are in a second.
     """
 
@@ -69,7 +69,7 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, size: VideoSize, indices: np.ndarray) -> Sampling:
-        """These frames of a clip, their times, and their rate as that of the clip, thinned.
+        """These frames of a video, their times, and their rate as that of the video, thinned.
 
         Shape:
             indices [n] int64.
@@ -78,7 +78,7 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
 
 
 class SampledVideo(msgspec.Struct, frozen=True, eq=False):
-    """How large a clip is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
+    """How large a video is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
 
     height: int
     width: int
@@ -93,7 +93,7 @@ class SampledVideo(msgspec.Struct, frozen=True, eq=False):
 
 
 class AudioSize(msgspec.Struct, frozen=True):
-    """How long a sound is.
+    """How long an audio input is.
 
     Attributes:
         num_samples: of one channel.
@@ -109,12 +109,12 @@ class AudioSize(msgspec.Struct, frozen=True):
         return self.num_samples / self.sampling_rate
 
     def at(self, sampling_rate: int) -> AudioSize:
-        """The same sound at another rate: whatever part of a sample is left at its end counts as one."""
+        """The same audio at another rate: whatever part of a sample is left at its end counts as one."""
         return AudioSize(-(-self.num_samples * sampling_rate // self.sampling_rate), sampling_rate)
 
 
 class Frames(Protocol):
-    """The chosen frames of a clip, decoded one by one while they are iterated, again each time.
+    """The chosen frames of a video, decoded one by one while they are iterated, again each time.
 
     A frame is [height, width, 3] uint8 RGB, contiguous. One that was chosen twice is given twice, as the same array.
     """
@@ -123,29 +123,53 @@ class Frames(Protocol):
     def __iter__(self) -> Iterator[np.ndarray]: ...
 
 
-class Medium(msgspec.Struct, frozen=True, eq=False):
-    """A normalised medium.
+class DecodedImage(msgspec.Struct, frozen=True, eq=False):
+    """An image as `prepare` gets it.
 
     Attributes:
-        modality: what it is.
-        size: a `Size`, `SampledVideo` or `AudioSize`.
-        pixels: of an image: [height, width, 3] uint8 RGB, contiguous.
-        frames: of a video: `Frames`.
-        samples: of audio: [num_samples] float32, mono, full scale is -1..1.
+        size: height and width after orientation, pixels.
+        pixels: [height, width, 3] uint8 RGB, contiguous.
     """
 
-    modality: Modality
-    size: Any
-    pixels: Any = None
-    frames: Any = None
-    samples: Any = None
+    modality: ClassVar[Modality] = Modality.IMAGE
+    size: Size
+    pixels: np.ndarray
+
+
+class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
+    """A video as `prepare` gets it.
+
+    Attributes:
+        size: the frames that were chosen.
+        frames: those frames, decoded while they are iterated.
+    """
+
+    modality: ClassVar[Modality] = Modality.VIDEO
+    size: SampledVideo
+    frames: Frames
+
+
+class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
+    """Audio as `prepare` gets it.
+
+    Attributes:
+        size: samples and their rate.
+        samples: [num_samples] float32, mono, full scale is -1..1.
+    """
+
+    modality: ClassVar[Modality] = Modality.AUDIO
+    size: AudioSize
+    samples: np.ndarray
+
+
+DecodedMedia = DecodedImage | DecodedVideo | DecodedAudio
 
 
 class VideoFrames(msgspec.Struct, frozen=True, eq=False):
-    """A clip given as its frames, with what tells their time: exactly one of `fps` and `timestamps`.
+    """A video given as its frames, with what tells their time: exactly one of `fps` and `timestamps`.
 
     Attributes:
-        frames: a list of pictures in any form that an image may have, a numpy array [n, height, width, 3] uint8, or a
+        frames: a list of images in any form that an image may have, a numpy array [n, height, width, 3] uint8, or a
             torch tensor [n, 3, height, width] uint8.
         fps: frames per second.
         timestamps: when each frame is shown, seconds, ascending.
@@ -159,7 +183,7 @@ class VideoFrames(msgspec.Struct, frozen=True, eq=False):
 
 
 class AudioSamples(msgspec.Struct, frozen=True, eq=False):
-    """A sound given as its samples.
+    """An audio input given as its samples.
 
     Attributes:
         samples: numpy or torch, [num_samples] or [channels, num_samples]; floats with full scale -1..1, or int16.

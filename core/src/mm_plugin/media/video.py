@@ -1,7 +1,7 @@
-"""Clips: encoded files and lists of frames -> the sampled frames, one [height, width, 3] uint8 RGB array after another.
+"""Videos: encoded files and lists of frames -> the sampled frames, one [height, width, 3] uint8 RGB array after another.
 
 A file is read packet by packet for its frames' times, which decodes none. Later exactly the chosen frames are decoded into
-pictures; where the container can be entered at a key frame, the stretches between them are left out.
+images; where the container can be entered at a key frame, the stretches between them are left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.items import Modality
 from mm_plugin.media.images import ImageSource, as_pixels, open_image
 from mm_plugin.media.limits import check_bytes, check_frames, check_pixels, check_request_pixels, check_video_seconds
 from mm_plugin.media.pyav import CheckedFile, decoding, open_container, open_packets
 from mm_plugin.media.sources import is_encoded, is_remote, read_bytes
-from mm_plugin.media.types import WHITE, Color, Medium, SampledVideo, Sampling, VideoFrames, VideoSize
+from mm_plugin.media.types import WHITE, Color, DecodedVideo, SampledVideo, Sampling, VideoFrames, VideoSize
 from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ _CODECS = frozenset(
 _IN_ORDER = ("mpeg4", "msmpeg4v2", "msmpeg4v3", "mjpeg")
 # Containers that know where their key frames are.
 _SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-# A key frame that is fewer frames ahead is reached by decoding; measured: entering anew costs as much as some frames.
+# A key frame that is fewer frames ahead is reached by decoding; measured: entering again costs as much as some frames.
 _WORTH_SEEKING = 16
 # The matrix of an mp4 file that turns nothing, as its bytes.
 _UNTURNED = np.array([65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000], dtype=">i4").tobytes()
@@ -80,7 +79,7 @@ class _Index(msgspec.Struct, frozen=True, eq=False):
 
 
 class EncodedVideo:
-    """One encoded clip, checked for its bytes, and not decoded yet. Final; made by `open_video`.
+    """One encoded video, checked for its bytes, and not decoded yet. Final; made by `open_video`.
 
     Attributes:
         path: where it stands in the request, such as `videos[0]`.
@@ -94,7 +93,7 @@ class EncodedVideo:
         self._index: _Index | None = None
 
     def digest(self) -> bytes:
-        """What tells this clip from others: of its encoded bytes.
+        """What tells this video from others: of its encoded bytes.
 
         Returns:
             32 bytes.
@@ -108,7 +107,7 @@ class EncodedVideo:
         time of each frame (then they are counted by decoding).
 
         Raises:
-            MediaError: it is no clip that can be opened.
+            MediaError: it is no video that can be opened.
             LimitError: it has more frames, seconds or pixels than a limit allows.
         """
         if self._index is None:
@@ -116,7 +115,7 @@ class EncodedVideo:
                 self._index = self._read_index()
         return self._index.size
 
-    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> Medium:
+    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> DecodedVideo:
         """The chosen frames, decoded while they are iterated; iterating raises as `probe` does.
 
         Args:
@@ -126,7 +125,7 @@ class EncodedVideo:
         self.probe()
         assert self._index is not None
         frames = _DecodedFrames(self, self._index, size.indices.tolist(), background)
-        return Medium(Modality.VIDEO, size, frames=frames)
+        return DecodedVideo(size, frames)
 
     @functools.cached_property
     def _file(self) -> CheckedFile:
@@ -145,7 +144,7 @@ class EncodedVideo:
                     continue
                 if packet.is_keyframe and packet.pts is not None:
                     if not keys:
-                        pts.clear()  # what comes before cannot be decoded: the clip was cut out of a longer one
+                        pts.clear()  # what comes before cannot be decoded: the video was cut out of a longer one
                     keys.append(packet.pts)
                 if packet.is_discard or (hidden and not memoryview(packet)[0] & hidden):
                     continue
@@ -201,7 +200,7 @@ class EncodedVideo:
         return *first, times if told else None, count
 
     def _stream(self, container: InputContainer) -> VideoStream:
-        """The first stream that is a moving picture, ready to be decoded."""
+        """The first stream that is a moving image, ready to be decoded."""
         from av.stream import Disposition
 
         for stream in container.streams.video:
@@ -263,7 +262,7 @@ class EncodedVideo:
                     entered = start is None
                     for shown in container.decode(stream):
                         if not entered and shown.pts is not None and start is not None and shown.pts >= start:
-                            # What is no whole picture by itself, whatever the container calls it, cannot be begun with.
+                            # What is no whole image by itself, whatever the container calls it, cannot be begun with.
                             entered = shown.pts == start and shown.key_frame and shown.pict_type == PictureType.I
                             if not entered:
                                 return
@@ -283,17 +282,17 @@ class EncodedVideo:
 
 
 class _DecodedFrames:
-    """The chosen frames of an encoded clip; see `Frames`."""
+    """The chosen frames of an encoded video; see `Frames`."""
 
-    def __init__(self, clip: EncodedVideo, index: _Index, indices: list[int], background: Color) -> None:
-        self._clip, self._index, self._indices, self._background = clip, index, indices, background
+    def __init__(self, footage: EncodedVideo, index: _Index, indices: list[int], background: Color) -> None:
+        self._video, self._index, self._indices, self._background = footage, index, indices, background
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        with decoding(self._clip.path, "video"):
-            shown = self._clip.chosen(self._index, sorted(set(self._indices)))
+        with decoding(self._video.path, "video"):
+            shown = self._video.chosen(self._index, sorted(set(self._indices)))
             last, pixels = -1, np.zeros((0, 0, 3), dtype=np.uint8)
             for place in self._indices:
                 if place != last:
@@ -376,7 +375,7 @@ def _rgb(shown: VideoFrame, index: _Index, background: Color) -> np.ndarray:
 
 
 class GivenFrames:
-    """One clip that came as its frames. Final; made by `open_video`.
+    """One video that came as its frames. Final; made by `open_video`.
 
     Attributes:
         path: where it stands in the request, such as `videos[0]`.
@@ -391,14 +390,14 @@ class GivenFrames:
         pixels = as_pixels(value.frames, path, settings, batch=True)
         if pixels is None and not isinstance(value.frames, list | tuple):
             raise MediaError(
-                f"{path}: frames are a list of pictures, a numpy array or a torch tensor, "
+                f"{path}: frames are a list of images, a numpy array or a torch tensor, "
                 f"not a {type(value.frames).__name__}",
                 path=path,
                 reason="type",
             )
         count = len(value.frames)
         if not count:
-            raise MediaError(f"{path}: a clip without frames", path=path, reason="empty")
+            raise MediaError(f"{path}: a video without frames", path=path, reason="empty")
         check_frames(path, count, settings)
         self._times, self._fps = _given_times(path, value, count)
         size = VideoSize(1, 1, count, self._fps, self._times)
@@ -407,10 +406,10 @@ class GivenFrames:
             check_request_pixels(path, math.prod(pixels.shape[:3]), settings)
             pixels = pixels.copy()
         self._pixels = pixels
-        self._sources = [] if pixels is not None else list(_pictures(value.frames, path, settings))
+        self._sources = [] if pixels is not None else list(_images(value.frames, path, settings))
 
     def digest(self) -> bytes:
-        """What tells this clip from others: of its frames, their times, and whether they were chosen.
+        """What tells this video from others: of its frames, their times, and whether they were chosen.
 
         Returns:
             32 bytes.
@@ -435,16 +434,16 @@ class GivenFrames:
             ((height, width),) = sizes
         return VideoSize(height, width, len(self._times), self._fps, self._times)
 
-    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> Medium:
+    def decode(self, size: SampledVideo, *, background: Color = WHITE) -> DecodedVideo:
         """The chosen frames, decoded while they are iterated.
 
         Args:
             size: which frames.
             background: RGB levels behind transparent pixels.
         """
-        return Medium(Modality.VIDEO, size, frames=_PickedFrames(self, size, background))
+        return DecodedVideo(size, _PickedFrames(self, size, background))
 
-    def picture(self, place: int, background: Color) -> np.ndarray:
+    def image(self, place: int, background: Color) -> np.ndarray:
         """One frame."""
         if self._pixels is not None:
             return np.ascontiguousarray(self._pixels[place])
@@ -455,8 +454,8 @@ class GivenFrames:
 class _PickedFrames:
     """Chosen frames of those that were given; see `Frames`."""
 
-    def __init__(self, clip: GivenFrames, size: SampledVideo, background: Color) -> None:
-        self._clip, self._size, self._background = clip, size, background
+    def __init__(self, footage: GivenFrames, size: SampledVideo, background: Color) -> None:
+        self._video, self._size, self._background = footage, size, background
 
     def __len__(self) -> int:
         return len(self._size.indices)
@@ -465,9 +464,9 @@ class _PickedFrames:
         last, pixels = -1, np.zeros((0, 0, 3), dtype=np.uint8)
         for place in self._size.indices.tolist():
             if place != last:
-                pixels, last = self._clip.picture(place, self._background), place
+                pixels, last = self._video.image(place, self._background), place
             if pixels.shape[:2] != (self._size.height, self._size.width):
-                raise MediaError(f"{self._clip.path}: frames of two sizes", path=self._clip.path, reason="size")
+                raise MediaError(f"{self._video.path}: frames of two sizes", path=self._video.path, reason="size")
             yield pixels
 
 
@@ -478,7 +477,7 @@ def open_video(value: Any, *, path: str, settings: Settings) -> VideoSource:
     """Take a video in any form that is accepted, without decoding it.
 
     Args:
-        value: an encoded clip in any form that an encoded image may have, or `VideoFrames`.
+        value: an encoded video in any form that an encoded image may have, or `VideoFrames`.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -504,16 +503,16 @@ def open_video(value: Any, *, path: str, settings: Settings) -> VideoSource:
 
 
 def whole(size: VideoSize) -> Sampling:
-    """Every frame of a clip: for one whose frames were chosen already."""
+    """Every frame of a video: for one whose frames were chosen already."""
     return Sampling.of(size, np.arange(size.frames, dtype=np.int64))
 
 
-def _pictures(frames: Sequence[Any], path: str, settings: Settings) -> Iterator[ImageSource]:
-    """Each frame opened; together they may have as many bytes as one medium, and what is copied as many pixels as a request."""
+def _images(frames: Sequence[Any], path: str, settings: Settings) -> Iterator[ImageSource]:
+    """Each frame opened; together they may have the bytes of one media input, and what is copied the pixels of a request."""
     total = pixels = 0
     for frame_given in frames:
         if is_remote(frame_given):
-            # A clip is one medium: it is fetched by one URL, or its frames are fetched by whoever lists them.
+            # A video is one media input: it is fetched by one URL, or its frames are fetched by whoever lists them.
             raise MediaError(f"{path}: a frame is not fetched by a URL of its own", path=path, reason="url")
         if hasattr(frame_given, "shape"):
             found = as_pixels(frame_given, path, settings)

@@ -1,20 +1,20 @@
-from .joint_output import Whole, WholeItem
-from .mixins import TakesAudio, TakesPrepared, TakesVideos, TakesWhole
+from .joint_output import JointItem, JointOutput
+from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
 from .model import ModelProcessor
-from .options import BaseOptions, For
+from .options import BaseOptions, OptionScope
 from .pipeline import Prepared, PreparedItem, Runtime
 
 __all__ = [
+    "AcceptsAudio",
+    "AcceptsPrecomputed",
+    "AcceptsVideos",
     "BaseOptions",
-    "For",
+    "JointItem",
+    "JointOutput",
     "ModelProcessor",
+    "OptionScope",
     "Prepared",
     "PreparedItem",
+    "ProcessesJointly",
     "Runtime",
-    "TakesAudio",
-    "TakesPrepared",
-    "TakesVideos",
-    "TakesWhole",
-    "Whole",
-    "WholeItem",
 ]

@@ -1,4 +1,4 @@
-"""What a model that takes a request's media only together makes of it (`TakesWhole`), and whether that can be used."""
+"""What a model that takes a request's media only together makes of it (`ProcessesJointly`), and whether that can be used."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mm_plugin.placeholders import Replacement
 from mm_plugin.spec import ModelSpec
 
 
-class WholeItem(msgspec.Struct, frozen=True, eq=False):
+class JointItem(msgspec.Struct, frozen=True, eq=False):
     """All media of one modality in a request that was prepared as a whole.
 
     Attributes:
         modality: what they are.
-        takes_row: [N] bool, True where a token of the prompt takes a row of theirs, in the order of the rows.
+        is_embed: [N] bool, True where a token of the prompt takes a row of theirs, in the order of the rows.
         feature: what the encoder reads.
         fields: the model fields that the spec declares.
     """
 
     modality: Modality
-    takes_row: np.ndarray
+    is_embed: np.ndarray
     feature: Any
     fields: Mapping[str, Any]
 
 
-class Whole(msgspec.Struct, frozen=True, eq=False):
+class JointOutput(msgspec.Struct, frozen=True, eq=False):
     """A request that was prepared as a whole.
 
     Attributes:
@@ -39,44 +39,44 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     """
 
     ids: np.ndarray
-    items: Sequence[WholeItem]
+    items: Sequence[JointItem]
 
 
-def checked_whole(
+def check_joint_output(
     found: Any, spec: ModelSpec, given: Sequence[Modality]
 ) -> tuple[np.ndarray, list[MultimodalDataItem]]:
     """Ids, and an item for each modality, without identity yet.
 
     Args:
-        found: what `prepare_whole` returned.
+        found: what `prepare_jointly` returned.
         spec: the model's declaration.
         given: modalities that the request has media of.
 
     Raises:
-        SpanError: it is no `Whole` that fits the request and the declaration.
+        SpanError: it is no `JointOutput` that fits the request and the declaration.
     """
-    if not isinstance(found, Whole):
-        raise SpanError(f"prepare_whole returned a {type(found).__name__}; it must return Whole")
+    if not isinstance(found, JointOutput):
+        raise SpanError(f"prepare_jointly returned a {type(found).__name__}; it must return Whole")
     ids = found.ids
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
-        raise SpanError("prepare_whole must give ids [N] int64")
+        raise SpanError("prepare_jointly must give ids [N] int64")
     if sorted(item.modality for item in found.items) != sorted(given):
-        raise SpanError(f"prepare_whole must give one item for each of {[modality.argument for modality in given]}")
+        raise SpanError(f"prepare_jointly must give one item for each of {[modality.argument for modality in given]}")
     items = []
     for part in found.items:
         declared = set(spec.fields[part.modality])
         if set(part.fields) != declared:
-            raise SpanError(f"prepare_whole gave fields {sorted(part.fields)}, the spec declares {sorted(declared)}")
-        takes_row = part.takes_row
-        if not isinstance(takes_row, np.ndarray) or takes_row.dtype != np.bool_ or takes_row.shape != ids.shape:
-            raise SpanError(f"prepare_whole must give takes_row [{len(ids)}] bool")
+            raise SpanError(f"prepare_jointly gave fields {sorted(part.fields)}, the spec declares {sorted(declared)}")
+        is_embed = part.is_embed
+        if not isinstance(is_embed, np.ndarray) or is_embed.dtype != np.bool_ or is_embed.shape != ids.shape:
+            raise SpanError(f"prepare_jointly must give is_embed [{len(ids)}] bool")
         item = MultimodalDataItem(
             modality=part.modality,
-            offsets=Replacement(ids, takes_row).runs(),
+            offsets=Replacement(ids, is_embed).runs(),
             feature=part.feature,
             model_specific_data=dict(part.fields),
         )
         if not item.offsets:
-            raise SpanError(f"prepare_whole gave {part.modality.argument} no token that takes a row")
+            raise SpanError(f"prepare_jointly gave {part.modality.argument} no token that takes a row")
         items.append(item)
     return ids, items

@@ -7,42 +7,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mm_plugin.items import Modality
-from mm_plugin.media.types import Medium, Sampling, VideoSize
-from mm_plugin.processor.joint_output import Whole
+from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize
+from mm_plugin.processor.joint_output import JointOutput
 
 Fields = Mapping[str, Any]
 
 
-class TakesVideos(ABC):
+class AcceptsVideos(ABC):
     """For processors that take videos. Only the frames that `sample` names are decoded, and only they are told of later."""
 
     @abstractmethod
     def sample(self, size: VideoSize, options: Any) -> Sampling:
-        """Which frames of a clip are used. Not asked for a clip whose frames were chosen before it came.
+        """Which frames of a video are used. Not asked for a video whose frames were chosen before it came.
 
         Args:
-            size: of the whole clip.
+            size: of the whole video.
             options: an `Options`, all resolved.
 
         Raises:
-            SizeError: no frames of such a clip can be used.
+            SizeError: no frames of such a video can be used.
         """
 
 
-class TakesAudio(ABC):
+class AcceptsAudio(ABC):
     """For processors that take audio."""
 
     @abstractmethod
     def sampling_rate(self, options: Any) -> int:
-        """Samples per second at which `prepare` wants a sound.
+        """Samples per second at which `prepare` wants an audio input.
 
         Args:
             options: an `Options`, all resolved.
         """
 
 
-class TakesPrepared(ABC):
-    """For processors that also take media which a processor or an encoder made already (`ProcessorOutput`, `PrecomputedRows`).
+class AcceptsPrecomputed(ABC):
+    """For processors that also take media that are prepared already (`ProcessorOutput`, `PrecomputedEmbeddings`).
 
     Everything there comes from a client, so nothing of it is believed.
     """
@@ -60,7 +60,7 @@ class TakesPrepared(ABC):
             fields: the declared fields; arrays are numpy, whole numbers int64.
 
         Raises:
-            SizeError: they stand for no medium that the model can take.
+            SizeError: they stand for no media input that the model can take.
         """
 
     @abstractmethod
@@ -77,25 +77,25 @@ class TakesPrepared(ABC):
         """
 
 
-class TakesWhole(ABC):
+class ProcessesJointly(ABC):
     """For processors some of whose models take a request's media only together, because one changes what becomes of another.
 
-    Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no medium has a source key.
+    Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no media input has a source key.
     """
 
     @abstractmethod
-    def as_a_whole(self) -> bool:
+    def is_joint(self) -> bool:
         """Whether this open model is one of them; asked once, when it is opened."""
 
     @abstractmethod
-    def prepare_whole(
-        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
-    ) -> Whole:
+    def prepare_jointly(
+        self, text: str, media: Mapping[Modality, Sequence[DecodedMedia]], options: Any, *, rendered: bool
+    ) -> JointOutput:
         """Ids and items of a request with media.
 
         Args:
             text: the prompt, with placeholders as the model writes them.
-            media: decoded and normalised, in order, by modality.
+            media: decoded and normalized, in order, by modality.
             options: an `Options`, all resolved.
             rendered: the text is a rendered chat template and has its special tokens already.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.sources import is_remote
-from mm_plugin.media.types import AudioSize, Medium, SampledVideo, Size, VideoSize
+from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.mixins import Fields
@@ -61,7 +61,7 @@ class ModelProcessor(ABC):
 
     @abstractmethod
     def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> Fields:
-        """The model fields of one medium, from its size alone: exactly the names that the spec declares for the modality.
+        """The model fields of one media input, from its size alone: exactly the names that the spec declares for the modality.
 
         Args:
             modality: what it is.
@@ -72,18 +72,18 @@ class ModelProcessor(ABC):
         """
 
     @abstractmethod
-    def prepare(self, medium: Medium, layout: Fields, options: Any) -> Any:
+    def prepare(self, decoded: Any, layout: Fields, options: Any) -> Any:
         """The feature that the encoder reads, a numpy array or torch tensor of its own.
 
         Args:
-            medium: normalised; an image's `pixels`, a video's `frames`, decoded while they are iterated, or audio's `samples`.
+            decoded: a `DecodedImage`, a `DecodedVideo` whose frames are decoded while they are iterated, or a `DecodedAudio`.
             layout: what `layout` returned.
             options: an `Options`, all resolved.
         """
 
     @abstractmethod
     def replacement(self, layout: Fields) -> Replacement:
-        """The tokens that stand for one medium in the expanded prompt.
+        """The tokens that stand for one media input in the expanded prompt.
 
         Args:
             layout: what `layout` returned.
@@ -118,18 +118,18 @@ class ModelProcessor(ABC):
                 aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
                 this one". A wrong count ignores all of them, a malformed one itself; each is told as an event.
             mm_hash_scope: `fingerprinted` makes an identity of the hash and of all that could change what becomes of the
-                medium; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for another medium is an error as
+                media input; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for other media is an error as
                 long as it is remembered.
             salt: separates tenants; enters every identity.
             max_prompt_tokens: most tokens of the expanded prompt, decided before anything is decoded.
             on_overflow: what to do with a longer one: `error`; `drop_oldest` or `drop_newest` leave out whole media with
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
-            expanded: the ids hold each medium's replacement already; a mismatch is an error.
+            expanded: the ids hold each media input's replacement already; a mismatch is an error.
             **options: options of the plugin's `Options` that may be given per call.
 
         Raises:
-            RequestError: the prompt or a medium is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
+            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
             UsageError: the server called wrongly: an unknown option, an argument of a wrong type.
             ProcessorError: the plugin is at fault.
         """
@@ -175,7 +175,7 @@ class ModelProcessor(ABC):
                 if error is not None:
                     raise error
             finally:
-                del found, error  # an error that holds the frame that holds it would keep every medium alive
+                del found, error  # an error that holds the frame that holds it would keep every media input alive
 
         with self._pipeline.guard():
             request = await loop.run_in_executor(
@@ -201,7 +201,7 @@ class ModelProcessor(ABC):
         counts: Mapping[Modality, int] | None = None,
         **options: Any,
     ) -> tuple[int, int]:
-        """How many rows and prompt tokens a medium of this size takes, without decoding it; `mm_plugin.media.probe` gives sizes.
+        """How many rows and prompt tokens a media input of this size takes; `mm_plugin.media.probe` gives sizes.
 
         Args:
             modality: what it is.
@@ -214,7 +214,7 @@ class ModelProcessor(ABC):
             (num_rows, num_prompt_tokens).
 
         Raises:
-            RequestError: no medium can have this size.
+            RequestError: no media input can have this size.
             UsageError: unknown modality or option, or a size of another modality.
         """
         modality = self._pipeline.served(Modality.parse(modality))
@@ -231,17 +231,17 @@ class ModelProcessor(ABC):
     def prepare_item(
         self,
         modality: Modality | str,
-        medium: Any,
+        media_input: Any,
         *,
         counts: Mapping[Modality, int] | None = None,
         salt: str | bytes | None = None,
         **options: Any,
     ) -> PreparedItem:
-        """One medium by itself: for routers that want its source key, and to fill the cache ahead of a request.
+        """One media input by itself: for routers that want its source key, and to fill the cache ahead of a request.
 
         Args:
             modality: what it is.
-            medium: as for `process`.
+            media_input: as for `process`.
             counts: media in the whole request, where the plugin depends on them; one of this kind where None.
             salt: as for `process`.
             **options: as for `process`.
@@ -252,7 +252,7 @@ class ModelProcessor(ABC):
         modality = self._pipeline.served(Modality.parse(modality))
         self._pipeline.by_itself("the source key")
         with self._pipeline.guard():
-            item = Item(modality, f"{modality.argument}[0]", medium)
+            item = Item(modality, f"{modality.argument}[0]", media_input)
             request = self._pipeline.request_of([item], counts or {modality: 1}, Arguments(salt=salt), options)
             try:
                 self._pipeline.lay_out(request, item)

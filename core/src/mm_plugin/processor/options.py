@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 
-class For(msgspec.Struct, frozen=True):
+class OptionScope(msgspec.Struct, frozen=True):
     """Says in an `Options` annotation which media an option is about, and when it may be given.
 
-    `max_pixels: Annotated[int, For("image")] = 1003520`. An option without it is about every medium and may be given per call.
+    `max_pixels: Annotated[int, OptionScope("image")] = 1003520`. Without it an option is about every modality.
 
     Attributes:
         modalities: names of the modalities whose outputs it changes; none means all.
@@ -32,46 +32,52 @@ class For(msgspec.Struct, frozen=True):
     """
 
     modalities: tuple[str, ...] = ()
-    at: Literal["call", "load", "checkpoint"] = "call"
+    at: Literal["request", "load", "checkpoint"] = "request"
 
     def is_about(self, modality: Modality) -> bool:
         """Whether it changes this modality's outputs."""
         return not self.modalities or modality.name.lower() in self.modalities
 
     @classmethod
-    def checkpoint(cls, *modalities: str) -> For:
+    def checkpoint(cls, *modalities: str) -> OptionScope:
         """A number that belongs to the weights: encoder and processor must agree on it, so nobody may change it."""
         return cls(modalities, "checkpoint")
 
     @classmethod
-    def load(cls, *modalities: str) -> For:
+    def load(cls, *modalities: str) -> OptionScope:
         """A switch that is fixed when the model is opened."""
         return cls(modalities, "load")
 
     @classmethod
-    def call(cls, *modalities: str) -> For:
+    def request(cls, *modalities: str) -> OptionScope:
         """An option that a request may give."""
-        return cls(modalities, "call")
+        return cls(modalities, "request")
 
 
 Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
-
-
-def _preprocessor(checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
-    return checkpoint.preprocessor(modality)
 
 
 class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that the core itself reads; an author's `Options` subclasses it.
 
     Attributes:
-        read_settings: a static function over checkpoint and modality that gives what the checkpoint's files say, by option. An
-            author names another where a model keeps its settings in no file that transformers knows, or where files must agree.
         background: RGB levels behind transparent pixels, of images and of frames.
     """
 
-    read_settings: ClassVar[Callable[..., Mapping[str, Any]]] = staticmethod(_preprocessor)
-    background: typing.Annotated[tuple[Level, Level, Level], For(("image", "video"))] = WHITE
+    background: typing.Annotated[tuple[Level, Level, Level], OptionScope(("image", "video"))] = WHITE
+
+    @classmethod
+    def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
+        """What the checkpoint's files say, by option; overridden where a model keeps its settings in other files.
+
+        Args:
+            checkpoint: the opened checkpoint.
+            modality: the modality whose settings are read.
+
+        Raises:
+            UsageError: the files cannot be read, or contradict one another.
+        """
+        return checkpoint.preprocessor(modality)
 
     @classmethod
     def from_checkpoint(
@@ -91,7 +97,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         settings: dict[str, Any] = {}
         for modality in reversed(modalities):
             found = cls.read_settings(checkpoint, modality)
-            # A checkpoint's settings of clips bear names that are a picture's here, and mean others by them.
+            # A checkpoint's settings of videos bear names that are an image's here, and mean others by them.
             about = [name for name, scope in scopes.items() if scope.is_about(modality)]
             settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
@@ -100,14 +106,14 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
 
 
-def option_scopes(declared: type[BaseOptions]) -> dict[str, For]:
+def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
     """What each option of an author's struct is about, by name."""
     scopes = {}
     hints = typing.get_type_hints(declared, include_extras=True)
     for name in declared.__struct_fields__:
         hint = hints[name]
-        found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, For)]
-        scopes[name] = found[0] if found else For()
+        found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OptionScope)]
+        scopes[name] = found[0] if found else OptionScope()
     return scopes
 
 
@@ -120,7 +126,7 @@ class OptionTable:
         spec: the model's declaration.
         checkpoint: the opened checkpoint.
         given: options given at load.
-        blame: plugin, distribution and version, for errors.
+        owner: plugin, distribution and version, for errors.
 
     Attributes:
         scopes: what each option is about, by name.
@@ -134,13 +140,13 @@ class OptionTable:
         spec: ModelSpec,
         checkpoint: Checkpoint,
         given: Mapping[str, Any],
-        blame: Mapping[str, str],
+        owner: Mapping[str, str],
     ) -> None:
         if not (isinstance(declared, type) and issubclass(declared, BaseOptions)):
-            raise ProcessorError(f"{author}.Options must be a struct that subclasses BaseOptions", **blame)
-        self._declared, self._author, self._name, self._blame = declared, author, spec.name, blame
+            raise ProcessorError(f"{author}.Options must be a struct that subclasses BaseOptions", **owner)
+        self._declared, self._author, self._name, self._owner = declared, author, spec.name, owner
         self.scopes = option_scopes(declared)
-        self._refuse_unknown(given, ("call", "load"))
+        self._refuse_unknown(given, ("request", "load"))
         self.loaded = declared.from_checkpoint(checkpoint, spec.modalities, given)
         self._loaded_digests = {modality: self._digest(self.loaded, modality) for modality in spec.modalities}
 
@@ -153,7 +159,7 @@ class OptionTable:
         """
         if not given:
             return self.loaded
-        self._refuse_unknown(given, ("call",))
+        self._refuse_unknown(given, ("request",))
         try:
             return msgspec.convert(msgspec.structs.asdict(self.loaded) | _plain(given), self._declared, strict=True)
         except msgspec.ValidationError as error:
@@ -187,7 +193,7 @@ class OptionTable:
             return digest(frame(effective))
         except UsageError as error:
             raise ProcessorError(
-                f"{self._author}.Options have what has no identity: {error.message}", **self._blame
+                f"{self._author}.Options have what has no identity: {error.message}", **self._owner
             ) from error
 
 

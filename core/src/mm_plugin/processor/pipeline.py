@@ -29,38 +29,47 @@ from mm_plugin.errors import (
     LimitError,
     MediaError,
     MMPluginError,
-    NeutralError,
     PlaceholderError,
     PluginError,
     ProcessorError,
     RequestError,
     SizeError,
+    UnattributedError,
     UsageError,
 )
-from mm_plugin.events import Fallback, ItemKeyed, Observers
+from mm_plugin.events import HashIgnored, ItemDropped, ItemKeyed, Observers
 from mm_plugin.identity.digests import Digests, digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.identity.keys import caller_identity, item_identity, source_key
-from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedRows, ProcessorOutput, SpecialTokens
+from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedEmbeddings, ProcessorOutput, SpecialTokens
 from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.media.audio import AudioSource, open_audio
 from mm_plugin.media.images import ImageSource, open_image, raw_pixels
 from mm_plugin.media.limits import check_frames, check_pixels, check_request_pixels, check_video_seconds
-from mm_plugin.media.types import AudioSize, Medium, SampledVideo, Sampling, Size, VideoSize
+from mm_plugin.media.types import (
+    AudioSize,
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    SampledVideo,
+    Sampling,
+    Size,
+    VideoSize,
+)
 from mm_plugin.media.video import VideoSource, open_video, whole
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
     Slot,
     expand,
-    mark_modalities,
     match_expanded,
     order_expanded,
     pad_by_offsets,
+    token_modalities_of,
 )
 from mm_plugin.processor.arguments import Arguments, align_hashes, in_order, is_list
-from mm_plugin.processor.joint_output import checked_whole
-from mm_plugin.processor.mixins import Fields, TakesAudio, TakesPrepared, TakesVideos, TakesWhole
+from mm_plugin.processor.joint_output import check_joint_output
+from mm_plugin.processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, Fields, ProcessesJointly
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
 from mm_plugin.sentinels import check_vocabulary
@@ -72,8 +81,8 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 logger = logging.getLogger("mm_plugin")
-_ABILITIES = {Modality.VIDEO: TakesVideos, Modality.AUDIO: TakesAudio}
-# A field says how a medium is laid out; more numbers than this say something else.
+_ABILITIES = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
+# A field says how a media input is laid out; more numbers than this say something else.
 _MOST_FIELD_VALUES = 65_536
 # Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
 _BINDING = threading.Lock()
@@ -87,7 +96,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         executor: runs the item stage.
         cache: prepared items by source key.
         observers: those who hear events.
-        blame: plugin, distribution and version, for errors.
+        owner: plugin, distribution and version, for errors.
         digests: what hashes on other devices; the core's own where None.
         bindings: what each caller's hash stood for, an entry a hash; a memory of its own where None.
         closed: set when the registry is closed.
@@ -97,14 +106,14 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     executor: Executor
     cache: ComputeCache
     observers: Observers
-    blame: Mapping[str, str]
+    owner: Mapping[str, str]
     digests: Digests | None = None
     bindings: Store | None = None
     closed: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
-    """One medium after the item stage, as the preprocess cache keeps it; shared by every request that repeats it.
+    """One media input after the item stage, as the preprocess cache keeps it; shared by every request that repeats it.
 
     Attributes:
         fields: the model fields.
@@ -125,15 +134,15 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     @property
     def num_bytes(self) -> int:
         """Bytes that it keeps alive, by the storage that is really held."""
-        parts = (self.feature, self.rows, self.replacement.ids, self.replacement.takes_row, *self.fields.values())
+        parts = (self.feature, self.rows, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
         return sum(map(_storage_bytes, parts))
 
 
 class PreparedItem(msgspec.Struct, frozen=True, eq=False):
-    """One medium by itself, as a request would get it.
+    """One media input by itself, as a request would get it.
 
     Attributes:
-        source_key: 32 bytes, the key of the preprocess cache; None for a medium that came prepared.
+        source_key: 32 bytes, the key of the preprocess cache; None for a media input that came prepared.
         identity: 32 bytes.
         fields: the model fields.
         replacement: the tokens that stand for it.
@@ -150,7 +159,7 @@ class PreparedItem(msgspec.Struct, frozen=True, eq=False):
 
 
 class Item(msgspec.Struct, eq=False):
-    """One medium on its way through a request."""
+    """One media input on its way through a request."""
 
     modality: Modality
     path: str
@@ -166,7 +175,7 @@ class Item(msgspec.Struct, eq=False):
     caller_hash: int | None = None
     claim: tuple[Any, bytes, str] | None = None  # what the caller's identity of rows must stand for
     pinned: bool = False
-    medium: Medium | None = None  # of a request that is prepared as a whole
+    decoded: DecodedMedia | None = None  # of a request that is prepared as a whole
 
 
 class Request(msgspec.Struct, eq=False):
@@ -209,17 +218,20 @@ class Pipeline:
         self._model, self._author = model, type(model).__name__
         self.spec, self._checkpoint, self.config = spec, checkpoint, checkpoint.config
         self.settings, self.executor, self._closed = runtime.settings, runtime.executor, runtime.closed
-        self._cache, self._observers, self._blame, self._digests = (
-            runtime.cache, runtime.observers, runtime.blame, runtime.digests,
+        self._cache, self._observers, self._owner, self._digests = (
+            runtime.cache, runtime.observers, runtime.owner, runtime.digests,
         )  # fmt: skip
         declared = getattr(type(model), "Options", None)
-        self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.blame)
+        self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.owner)
         self.special_tokens = self._special_tokens()
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(self.config))
         check_vocabulary(vocabulary)
         self.reader = PromptReader(
-            checkpoint.tokenizer, self.special_tokens.placeholders, vocabulary=vocabulary, surround=spec.surround
+            checkpoint.tokenizer,
+            self.special_tokens.placeholders,
+            vocabulary=vocabulary,
+            placeholder_affixes=spec.placeholder_affixes,
         )
         # Fields and replacements depend on these too, and every model of a registry keeps its items in one cache.
         self._model_digest = digest(
@@ -236,12 +248,14 @@ class Pipeline:
             if modality in spec.modalities and not isinstance(model, ability):
                 raise ProcessorError(
                     f"{spec.name} declares {modality.argument}, so {self._author} must subclass {ability.__name__}",
-                    **runtime.blame,
+                    **runtime.owner,
                 )
         bindings = runtime.bindings
         self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
         self._told: set[str] = set()
-        self._whole = model if isinstance(model, TakesWhole) and self.authored("as_a_whole", model.as_a_whole) else None
+        self._whole = (
+            model if isinstance(model, ProcessesJointly) and self.authored("as_a_whole", model.is_joint) else None
+        )
 
     def stats(self) -> Any:
         """What the preprocess cache did so far."""
@@ -250,9 +264,9 @@ class Pipeline:
     def begin(
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
-        """Ids with slots, and an item for each medium in prompt order; no medium is touched yet."""
+        """Ids with slots, and an item for each media input in prompt order; no media input is touched yet."""
         if self._whole is not None:
-            return self._begin_whole(prompt, media, arguments, options)
+            return self._begin_jointly(prompt, media, arguments, options)
         read = self.reader.read(prompt, expanded=arguments.expanded)
         values = {modality: in_order(modality, read.media[modality], media[modality]) for modality in Modality}
         counts = {modality: len(found) for modality, found in values.items() if found}
@@ -283,10 +297,10 @@ class Pipeline:
         for modality, count in counts.items():
             self._check_count(count, modality.argument, f"max_{modality.argument}")
 
-    def _begin_whole(
+    def _begin_jointly(
         self, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
     ) -> Request:
-        """The text and an item for each medium: where the media go, the model itself decides."""
+        """The text and an item for each media input: where the media go, the model itself decides."""
         for name, usual in (("expanded", False), ("on_overflow", "error")):
             if getattr(arguments, name) != usual:
                 raise UsageError(
@@ -323,7 +337,7 @@ class Pipeline:
         """
         if self._whole is not None:
             raise UsageError(
-                f"{self.spec.name} prepares a request as a whole, so {what} of one medium is not known",
+                f"{self.spec.name} prepares a request as a whole, so {what} of one media input is not known",
                 argument="medium",
             )
 
@@ -348,7 +362,7 @@ class Pipeline:
 
     def _ignore(self, what: str, why: str) -> None:
         """Tell that a caller's hash is not used; the log has the first of its kind alone."""
-        self._observers.emit(Fallback(what=what, used="a computed identity", why=why))
+        self._observers.emit(HashIgnored(path=what, why=why))
         if why not in self._told:
             self._told.add(why)
             logger.warning("mm-plugin: %s: %s ignored: %s", self.spec.name, what, why)
@@ -388,12 +402,12 @@ class Pipeline:
                     raise data
                 item.value = data
         finally:
-            found, data = [], b""  # an error that holds the frame that holds it would keep every medium alive
+            found, data = [], b""  # an error that holds the frame that holds it would keep every media input alive
 
     def lay_out(self, request: Request, item: Item) -> None:
         """Digest, look into the cache, and where it is not there: fields and replacement from the size."""
         began = time.perf_counter()
-        ready = isinstance(item.value, ProcessorOutput | PrecomputedRows)
+        ready = isinstance(item.value, ProcessorOutput | PrecomputedEmbeddings)
         if ready and self._whole is not None:
             raise RequestError(
                 f"{item.path}: {self.spec.name} takes no prepared {item.modality.argument}", path=item.path
@@ -402,8 +416,8 @@ class Pipeline:
             item.prepared = self._take_ready(request, item, item.value)
             item.replacement, item.seconds = item.prepared.replacement, time.perf_counter() - began
             return
-        open_medium: Any = _DOORS[item.modality]
-        item.source = source = open_medium(item.value, path=item.path, settings=self.settings)
+        open_media: Any = _DOORS[item.modality]
+        item.source = source = open_media(item.value, path=item.path, settings=self.settings)
         if self._whole is not None:
             item.size = self._probe(source, request.options, item.path)  # for the limits, and to decode it
             return
@@ -432,33 +446,33 @@ class Pipeline:
             return source.probe()
         if isinstance(source, AudioSource):
             return source.probe(self.sampling_rate(options))
-        clip: VideoSize = source.probe()
-        return _sampled(clip, whole(clip)) if source.sampled else self.sample(clip, options, path)
+        footage: VideoSize = source.probe()
+        return _sampled(footage, whole(footage)) if source.sampled else self.sample(footage, options, path)
 
     def known_size(self, modality: Modality, size: Any, options: Any, path: str) -> Size | SampledVideo | AudioSize:
         """A size that a caller gave, as `layout` gets it.
 
         Raises:
-            UsageError: it is no size of such a medium.
+            UsageError: it is no size of such a media input.
         """
         if modality is Modality.VIDEO:
             if not isinstance(size, VideoSize | SampledVideo):
                 raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
-            return self._known_clip(size, options, path)
+            return self._known_video(size, options, path)
         if modality is Modality.AUDIO:
             if not isinstance(size, AudioSize):
                 raise UsageError("size of audio must be an AudioSize", argument="size")
             if min(size.num_samples, size.sampling_rate) < 1:
-                raise MediaError(f"{path}: a sound without samples", path=path, reason="empty")
+                raise MediaError(f"{path}: an audio input without samples", path=path, reason="empty")
             return size.at(self.sampling_rate(options))
         try:
-            picture = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
+            image = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
         except TypeError:
             raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
-        check_pixels(path, picture.height, picture.width, self.settings)
-        return picture
+        check_pixels(path, image.height, image.width, self.settings)
+        return image
 
-    def _known_clip(self, size: VideoSize | SampledVideo, options: Any, path: str) -> SampledVideo:
+    def _known_video(self, size: VideoSize | SampledVideo, options: Any, path: str) -> SampledVideo:
         whole_numbers = all(type(side) is int for side in (size.height, size.width))
         if isinstance(size, SampledVideo):
             chosen = Sampling(size.indices, size.timestamps, size.fps)
@@ -482,7 +496,7 @@ class Pipeline:
         check_pixels(path, size.height, size.width, self.settings)
         if size.frames < 1 or not 0 < size.fps < math.inf:
             raise MediaError(
-                f"{path}: {size.frames} frames at {size.fps} a second are no clip", path=path, reason="empty"
+                f"{path}: {size.frames} frames at {size.fps} a second are no video", path=path, reason="empty"
             )
         check_frames(path, size.frames, self.settings)
         check_video_seconds(path, size.duration, self.settings)
@@ -491,49 +505,49 @@ class Pipeline:
     def sampling_rate(self, options: Any) -> int:
         """The rate that the author asks for, checked."""
         model = self._model
-        assert isinstance(model, TakesAudio)
+        assert isinstance(model, AcceptsAudio)
         rate = self.authored("sampling_rate", lambda: model.sampling_rate(options))
         if type(rate) is not int or rate < 1:
             raise ProcessorError(
-                f"{self._author}.sampling_rate must return samples per second, got {rate!r}", **self._blame
+                f"{self._author}.sampling_rate must return samples per second, got {rate!r}", **self._owner
             )
         return rate
 
     def sample(self, size: VideoSize, options: Any, path: str) -> SampledVideo:
         """The frames that the author chooses, checked."""
         model = self._model
-        assert isinstance(model, TakesVideos)
+        assert isinstance(model, AcceptsVideos)
         found = self.authored("sample", lambda: model.sample(size, options), path)
         if not _is_sampling(found, size.frames):
             raise ProcessorError(
                 f"{self._author}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
                 "a finite float64 timestamp for each, and a rate above 0",
-                **self._blame,
+                **self._owner,
             )
         return _sampled(size, found)
 
     def measure(
         self, modality: Modality, size: Size | SampledVideo | AudioSize, options: Any, context: Any, path: str
     ) -> tuple[Fields, Replacement]:
-        """Fields and replacement of a medium of one size, checked."""
+        """Fields and replacement of a media input of one size, checked."""
         fields = self.authored("layout", lambda: self._model.layout(modality, size, options, context), path)
         declared = set(self.spec.fields[modality])
         if not isinstance(fields, Mapping) or set(fields) != declared:
             found = sorted(fields) if isinstance(fields, Mapping) else type(fields).__name__
             raise ProcessorError(
                 f"{self._author}.layout returned {found}, the spec declares {sorted(declared)} for {modality.argument}",
-                **self._blame,
+                **self._owner,
             )
         fields = {name: _frozen(value) for name, value in fields.items()}
         return fields, self._replacement(fields, path)
 
     def _replacement(self, fields: Fields, path: str) -> Replacement:
-        """The tokens that stand for a medium, checked."""
+        """The tokens that stand for a media input, checked."""
         replacement = self.authored("replacement", lambda: self._model.replacement(fields), path)
         if not isinstance(replacement, Replacement):
             raise ProcessorError(
                 f"{self._author}.replacement returned a {type(replacement).__name__}; it must return Replacement",
-                **self._blame,
+                **self._owner,
             )
         self._check_replacement(replacement)
         self._check_item_tokens(len(replacement.ids), "tokens", path)
@@ -550,10 +564,10 @@ class Pipeline:
                 value=count,
             )
 
-    def _take_ready(self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows) -> Prepared:
-        """A medium that a processor or an encoder made already: everything about it is checked, nothing is decoded."""
+    def _take_ready(self, request: Request, item: Item, value: ProcessorOutput | PrecomputedEmbeddings) -> Prepared:
+        """A media input that a processor or an encoder made already: everything about it is checked, nothing is decoded."""
         model, modality, path = self._model, item.modality, item.path
-        if not isinstance(model, TakesPrepared):
+        if not isinstance(model, AcceptsPrecomputed):
             raise RequestError(f"{path}: {self.spec.name} takes no prepared {modality.argument}", path=path)
         given = dict(value.fields) if isinstance(value.fields, Mapping) else {}
         feature = rows = None
@@ -574,7 +588,7 @@ class Pipeline:
         fields = {name: _frozen(_as_field(part, f"{path}.{name}", path)) for name, part in given.items()}
         count = self.authored("check_fields", lambda: model.check_fields(modality, fields), path)
         self._check_item_tokens(count, "rows", path)
-        if isinstance(value, PrecomputedRows):
+        if isinstance(value, PrecomputedEmbeddings):
             rows = value.rows
             if not is_dense(rows) or rows.ndim != 2 or not _is_floating(rows) or len(rows) != count:
                 found = f"{list(rows.shape)} {rows.dtype}" if is_dense(rows) else type(rows).__name__
@@ -589,7 +603,7 @@ class Pipeline:
         if replacement.num_rows != count:
             raise ProcessorError(
                 f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_rows}",
-                **self._blame,
+                **self._owner,
             )
         feature, rows = _writable(feature), _writable(rows)
         kind = MultimodalInputFormat.PROCESSOR_OUTPUT if rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
@@ -601,10 +615,10 @@ class Pipeline:
         return Prepared(fields, replacement, feature, identity, kind, rows)
 
     def _ready_content(
-        self, request: Request, item: Item, value: ProcessorOutput | PrecomputedRows, ready: Any
+        self, request: Request, item: Item, value: ProcessorOutput | PrecomputedEmbeddings, ready: Any
     ) -> bytes:
-        """What tells a medium that came prepared from others: the digest of its feature or rows, or the caller's own for rows."""
-        own = value.identity if isinstance(value, PrecomputedRows) else None
+        """The content of a media input that came prepared: the digest of its feature or rows, or the caller's own for rows."""
+        own = value.identity if isinstance(value, PrecomputedEmbeddings) else None
         if own is not None and (not isinstance(own, bytes) or len(own) != 32):
             raise UsageError(f"{item.path}: an identity of rows has 32 bytes", argument="identity")
         try:
@@ -620,19 +634,19 @@ class Pipeline:
 
     def _check_replacement(self, replacement: Replacement) -> None:
         """What a scheduler relies on: a one-dimensional run of ids of which at least one takes a row."""
-        ids, takes_row = replacement.ids, replacement.takes_row
+        ids, is_embed = replacement.ids, replacement.is_embed
         good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
-        if good and takes_row is not None:
-            good = isinstance(takes_row, np.ndarray) and takes_row.dtype == np.bool_ and takes_row.shape == ids.shape
+        if good and is_embed is not None:
+            good = isinstance(is_embed, np.ndarray) and is_embed.dtype == np.bool_ and is_embed.shape == ids.shape
         if not good or not replacement.num_rows:
             raise ProcessorError(
-                f"{self._author}.replacement must give ids [n] of integers and takes_row [n] of bool, "
+                f"{self._author}.replacement must give ids [n] of integers and is_embed [n] of bool, "
                 "at least one of them true",
-                **self._blame,
+                **self._owner,
             )
 
     def fit(self, request: Request) -> None:
-        """Hold the expanded prompt, by the caller's policy, and the pixels to their limits; no picture or frame is decoded yet."""
+        """Hold the expanded prompt, by the caller's policy, and the pixels to their limits; no image or frame is decoded yet."""
         self._shorten(request)
         limit, pixels = self.settings.max_request_pixels, sum(_pixels(item.size) for item in request.items)
         if pixels > limit:
@@ -676,7 +690,7 @@ class Pipeline:
         return length
 
     def _drop(self, request: Request, index: int) -> None:
-        """Leave out one medium, its slot, and the start and end token around it; count the others anew where they depend on it."""
+        """Leave out one media input with its slot and wrapper tokens; count the others again where they depend on it."""
         dropped, slot = request.items.pop(index), self._wrapped(request, request.slots.pop(index))
         width = slot.end - slot.start
         request.ids = np.delete(request.ids, np.arange(slot.start, slot.end))
@@ -687,7 +701,7 @@ class Pipeline:
         request.dropped.append(dropped.path)
         self._unpin(request, [dropped])
         why = f"more than {request.arguments.max_prompt_tokens} tokens"
-        self._observers.emit(Fallback(what=dropped.path, used="left out", why=why))
+        self._observers.emit(ItemDropped(path=dropped.path, why=why))
         counts = {modality: sum(item.modality is modality for item in request.items) for modality in Modality}
         context = self.authored("context", lambda: self._model.context({m: n for m, n in counts.items() if n}))
         if frame(context) != frame(request.context):
@@ -736,11 +750,11 @@ class Pipeline:
                     item.pinned = False
 
     def prepare(self, request: Request, item: Item) -> None:
-        """Decode, prepare and identify a medium, once however many requests bring it at the same time."""
+        """Decode, prepare and identify a media input, once however many requests bring it at the same time."""
         began = time.perf_counter()
         if request.text is not None:
             assert item.source is not None
-            item.medium = _decoded(item.source, item.size, request.options)
+            item.decoded = _decoded(item.source, item.size, request.options)
         elif item.prepared is None:
             try:
                 item.prepared, item.cached = self._cache.get_or_compute(
@@ -749,7 +763,7 @@ class Pipeline:
             except MediaError as error:
                 if error.path in (None, item.path):
                     raise
-                # Another place or request was computing this medium; its error names where it stands there.
+                # Another place or request was computing this media input; its error names where it stands there.
                 message = error.message.replace(str(error.path), item.path, 1)
                 raise MediaError(message, path=item.path, reason=error.reason) from error
             self._pin(request, item)
@@ -761,8 +775,8 @@ class Pipeline:
         assert item.fields is not None
         assert item.replacement is not None
         fields, options = item.fields, request.options
-        medium = _decoded(item.source, item.size, options)
-        feature = self.authored("prepare", lambda: self._model.prepare(medium, fields, options), item.path)
+        decoded = _decoded(item.source, item.size, options)
+        feature = self.authored("prepare", lambda: self._model.prepare(decoded, fields, options), item.path)
         with self._identified("prepare returned"):
             content = feature_digest(feature, self._digests)
         with self._identified("layout returned"):
@@ -770,14 +784,14 @@ class Pipeline:
                 self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
                 content, fields, salt=request.arguments.salt,
             )  # fmt: skip
-        for source in (medium.pixels, medium.samples):
-            feature = feature if source is None else _detached(feature, source)
+        for source in _arrays(decoded):
+            feature = _detached(feature, source)
         return Prepared(fields, item.replacement, feature, identity)
 
     def finish(self, request: Request) -> MultimodalProcessorOutput:
         """Expansion with recorded spans, sentinels, marks and positions."""
         if request.text is not None:
-            return self._finish_whole(request, *request.text)
+            return self._finish_jointly(request, *request.text)
         try:
             if request.arguments.expanded:
                 self._sort_expanded(request)
@@ -788,7 +802,7 @@ class Pipeline:
                 self._check_surplus(expansion)
             else:
                 expansion = expand(request.ids, request.slots, replacements)
-        except NeutralError as error:
+        except UnattributedError as error:
             raise PlaceholderError(f"prompt: {error.message}", path="prompt") from error
         items = []
         for entry, part, offsets in zip(request.items, prepared, expansion.offsets, strict=True):
@@ -817,7 +831,7 @@ class Pipeline:
         return MultimodalProcessorOutput(
             input_ids=ids,
             padded_input_ids=pad_by_offsets(ids, items),
-            token_modalities=mark_modalities(items, len(ids)),
+            token_modalities=token_modalities_of(items, len(ids)),
             mm_items=items,
             special_tokens=self.special_tokens,
             mrope_positions=positions,
@@ -825,28 +839,28 @@ class Pipeline:
             dropped=dropped,
         )
 
-    def _finish_whole(self, request: Request, text: str, rendered: bool) -> MultimodalProcessorOutput:
+    def _finish_jointly(self, request: Request, text: str, rendered: bool) -> MultimodalProcessorOutput:
         """One item for each modality, from all of its media together."""
         model, began = self._whole, time.perf_counter()
         assert model is not None
-        media: dict[Modality, list[Medium]] = {}
+        media: dict[Modality, list[DecodedMedia]] = {}
         for entry in request.items:
-            assert entry.medium is not None
-            media.setdefault(entry.modality, []).append(entry.medium)
+            assert entry.decoded is not None
+            media.setdefault(entry.modality, []).append(entry.decoded)
         found = self.authored(
-            "prepare_whole", lambda: model.prepare_whole(text, media, request.options, rendered=rendered), "prompt"
+            "prepare_whole", lambda: model.prepare_jointly(text, media, request.options, rendered=rendered), "prompt"
         )
-        ids, items = checked_whole(found, self.spec, list(media))
+        ids, items = check_joint_output(found, self.spec, list(media))
         limit = request.arguments.max_prompt_tokens
         if limit is not None:
             self._check_length(len(ids), limit)
         for item in items:
             path = item.modality.argument
             self._check_item_tokens(item.num_tokens, "tokens", path)
-            for medium in media[item.modality]:
-                for source in (medium.pixels, medium.samples):
-                    item.feature = item.feature if source is None else _detached(item.feature, source)
-            with self._identified("prepare_whole returned"):
+            for decoded in media[item.modality]:
+                for source in _arrays(decoded):
+                    item.feature = _detached(item.feature, source)
+            with self._identified("prepare_jointly returned"):
                 content = feature_digest(item.feature, self._digests)
                 item.set_identity(
                     item_identity(
@@ -889,7 +903,7 @@ class Pipeline:
         if value is None:
             item.set_identity(part.identity)
             return None
-        # Two models may know one medium by one hash.
+        # Two models may know one media input by one hash.
         who = (self.spec.name, self.spec.output_version, self._model_digest)
         if arguments.mm_hash_scope == "raw":
             item.set_hash(value)
@@ -908,7 +922,7 @@ class Pipeline:
             for name, content, path in bindings:
                 if said.setdefault(name, self._bindings.get(name) or content) != content:
                     raise RequestError(
-                        f"{path}: the hash or identity given for it stood for another medium before, or for this one "
+                        f"{path}: the hash or identity given for it stood for another media input before, or for this one "
                         "prepared in another way; it must stand for one",
                         path=path,
                     )
@@ -937,7 +951,7 @@ class Pipeline:
         if not good or type(delta) is not int:
             raise ProcessorError(
                 f"{self.spec.positions} must return positions [3, {seq}] int64 and a delta, a Python int",
-                **self._blame,
+                **self._owner,
             )
         return positions, delta
 
@@ -962,12 +976,12 @@ class Pipeline:
             while futures:
                 future = futures.pop()
                 future.cancel()
-            del future  # its error holds this frame, and a frame that held it too would keep every medium alive
+            del future  # its error holds this frame, and a frame that held it too would keep every media input alive
 
     # ---------------------------------------------------------------- blame
 
     def authored(self, method: str, call: Callable[[], Any], path: str | None = None) -> Any:
-        """Call an author's method: what is wrong with the medium is the request's fault, everything else the plugin's."""
+        """Call an author's method: what is wrong with the media input is the request's fault, everything else the plugin's."""
         try:
             return call()
         except (RequestError, PluginError, MemoryError):
@@ -977,7 +991,7 @@ class Pipeline:
         except (Exception, SystemExit) as error:
             where = f" on {path}" if path else ""
             raise ProcessorError(
-                f"{self._author}.{method} failed{where}: {type(error).__name__}: {error}", **self._blame
+                f"{self._author}.{method} failed{where}: {type(error).__name__}: {error}", **self._owner
             ) from error
 
     @contextlib.contextmanager
@@ -987,7 +1001,7 @@ class Pipeline:
             yield
         except UsageError as error:
             raise ProcessorError(
-                f"{self._author}.{what} what has no identity: {error.message}", **self._blame
+                f"{self._author}.{what} what has no identity: {error.message}", **self._owner
             ) from error
 
     @contextlib.contextmanager
@@ -999,15 +1013,15 @@ class Pipeline:
         except (CancelledError, asyncio.CancelledError):
             self._check_open()  # the executor was closed under it
             raise
-        except NeutralError as error:
-            raise ProcessorError(f"{self.spec.name}: {error.message}", **self._blame) from error
+        except UnattributedError as error:
+            raise ProcessorError(f"{self.spec.name}: {error.message}", **self._owner) from error
         except MMPluginError:
             raise
         except MemoryError as error:
             raise LimitError("the request needs more memory than there is", setting="memory") from error
         except Exception as error:
             self._check_open()
-            raise ProcessorError(f"{self.spec.name}: {type(error).__name__}: {error}", **self._blame) from error
+            raise ProcessorError(f"{self.spec.name}: {type(error).__name__}: {error}", **self._owner) from error
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -1043,7 +1057,7 @@ class Pipeline:
 _DOORS = {Modality.IMAGE: open_image, Modality.VIDEO: open_video, Modality.AUDIO: open_audio}
 
 
-def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options: Any) -> Medium:
+def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options: Any) -> DecodedMedia:
     if isinstance(source, ImageSource):
         return source.decode(background=options.background)
     if isinstance(source, AudioSource):
@@ -1051,8 +1065,15 @@ def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options
     return source.decode(size, background=options.background)
 
 
+def _arrays(decoded: DecodedMedia) -> list[np.ndarray]:
+    """Arrays of the decoded media that may be the caller's own."""
+    if isinstance(decoded, DecodedImage):
+        return [decoded.pixels]
+    return [decoded.samples] if isinstance(decoded, DecodedAudio) else []
+
+
 def _is_sampling(found: Any, frames: int) -> bool:
-    """Whether it names frames that a clip of so many has."""
+    """Whether it names frames that a video of so many has."""
     if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
         return False
     for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
@@ -1068,7 +1089,7 @@ def _sampled(size: VideoSize, chosen: Sampling) -> SampledVideo:
 
 
 def _pixels(size: Any) -> int:
-    """Pixels that are decoded of a medium of this size; none where it is known already, and none of a sound."""
+    """Pixels that are decoded of a media input of this size; none where it is known already, and none of an audio input."""
     if isinstance(size, SampledVideo):
         return size.height * size.width * size.frames
     return size.height * size.width if isinstance(size, Size) else 0
@@ -1115,7 +1136,7 @@ def _storage_bytes(value: Any) -> int:
 
 
 def _frozen(value: Any) -> Any:
-    """An array that nobody can change: fields are shared by every request that repeats a medium."""
+    """An array that nobody can change: fields are shared by every request that repeats a media input."""
     if isinstance(value, np.ndarray):
         value = value.copy()
         value.flags.writeable = False

@@ -16,7 +16,7 @@ _FIRST_STAND_IN = 0xF0000
 SEGMENT_BREAK = "\U000ffffd"
 
 
-# Composed or not, with or without accents: what a tokenizer's normaliser may make of a character.
+# Composed or not, with or without accents: what a tokenizer's normalizer may make of a character.
 NORMAL_FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
 
 

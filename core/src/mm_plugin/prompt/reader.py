@@ -54,9 +54,9 @@ class PromptReader:
 
     Args:
         tokenizer: as transformers opens it.
-        placeholders: by modality, the id of the token that stands for one medium.
+        placeholders: by modality, the id of the token that stands for one media input.
         vocabulary: ids from 0 to this, exclusive, may stand in a prompt; those of the tokenizer where None.
-        surround: by modality, text that is written before and behind each placeholder; see `ModelSpec.surround`.
+        placeholder_affixes: by modality, text that is written before and after each placeholder; see `ModelSpec`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PromptReader:
         placeholders: Mapping[Modality, int],
         *,
         vocabulary: int | None = None,
-        surround: Mapping[Modality, tuple[str, str]] | None = None,
+        placeholder_affixes: Mapping[Modality, tuple[str, str]] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
@@ -82,7 +82,7 @@ class PromptReader:
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._surround = {
             str(tokenizer.convert_ids_to_tokens(self._placeholders[modality])): texts
-            for modality, texts in (surround or {}).items()
+            for modality, texts in (placeholder_affixes or {}).items()
             if any(texts)
         }
         self._run_tokenizer: Any = None
@@ -273,7 +273,7 @@ class PromptReader:
             return self._run_tokenizer
 
     def _any_first_character(self, text: str) -> list[int]:
-        """Indices of characters that could begin a protected token, also after compatibility normalisation."""
+        """Indices of characters that could begin a protected token, also after compatibility normalization."""
         firsts = self._first_characters
         return [
             index

@@ -43,7 +43,7 @@ class Lifecycle:
 
     Args:
         retain: from what a retracted request is encoded again. `feature` keeps features on the host until the end; `recipe` lets
-            a feature go when its rows are consumed, and asks for it anew after a retract; `rows` lets it go too, and keeps the
+            a feature go when its rows are consumed, and asks for it again after a retract; `rows` lets it go too, and keeps the
             encoder's rows in its place.
     """
 
@@ -59,7 +59,7 @@ class Lifecycle:
 
         Args:
             inputs: its media; changed as features go and come.
-            recipe: makes the feature of an item anew, by the item's index; needed with `retain="recipe"`.
+            recipe: makes the feature of an item again, by the item's index; needed with `retain="recipe"`.
 
         Raises:
             UsageError: no recipe where one is needed.
@@ -152,7 +152,7 @@ class RequestMedia:
         Args:
             inputs: the media and ids of the new turn alone.
             generated: ids that were generated since the last turn.
-            recipe: makes the feature of one of its items anew, by the item's index in the turn; where None, the session's
+            recipe: makes the feature of one of its items again, by the item's index in the turn; where None, the session's
                 recipe is asked, by the index in the session.
         """
         with self._lock:

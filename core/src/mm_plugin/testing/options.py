@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class OptionTrial(msgspec.Struct, frozen=True):
-    """One value of one option, tried on one medium.
+    """One value of one option, tried on one media input.
 
     Attributes:
         option: its name.
         value: what it was set to.
-        modality: of the medium.
+        modality: of the media input.
         changed: whether fields, replacement or feature became others.
         new_key: whether the source key became another.
     """
@@ -43,13 +43,13 @@ def sweep_options(
     *,
     values: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[OptionTrial]:
-    """Try every option of a plugin: what changes a medium's output changes its source key, and no option of another modality does.
+    """Try every option of a plugin: what changes the output changes the source key, and no option of another modality does.
 
     Options that only the checkpoint's files may set are left out.
 
     Args:
         open_processor: opens the plugin's processor with the load options that it is given.
-        media: a medium of each modality that the plugin takes.
+        media: a media input of each modality that the plugin takes.
         values: by option, the values to try; made from its type and default where there are none.
 
     Returns:
@@ -59,7 +59,7 @@ def sweep_options(
         AssertionError: an option breaks the rule, or no value of it was accepted; the message says which.
     """
     usual = open_processor()
-    before = {modality: _try(usual, modality, medium, {}) for modality, medium in media.items()}
+    before = {modality: _try(usual, modality, media_input, {}) for modality, media_input in media.items()}
     kinds = {field.name: field.type for field in _struct_info(type(usual).Options).fields}
     trials: list[OptionTrial] = []
     for option, scope in option_scopes(type(usual).Options).items():
@@ -72,7 +72,7 @@ def sweep_options(
                 loaded, called = (
                     (open_processor(**{option: value}), {}) if scope.at == "load" else (usual, {option: value})
                 )
-                after = {m: _try(loaded, m, medium, called) for m, medium in media.items()}
+                after = {m: _try(loaded, m, media_input, called) for m, media_input in media.items()}
             except (RequestError, UsageError):
                 continue
             tried += 1
@@ -113,12 +113,12 @@ def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
 
 
 def _try(
-    processor: ModelProcessor, modality: Modality, medium: Any, options: Mapping[str, Any]
+    processor: ModelProcessor, modality: Modality, media_input: Any, options: Mapping[str, Any]
 ) -> tuple[bytes | None, bytes]:
-    """Source key, and a digest of all that the plugin makes of a medium.
+    """Source key, and a digest of all that the plugin makes of a media input.
 
     It is made under a salt of its own: a cache that answers by a wrong key would hide what the option does.
     """
-    key = processor.prepare_item(modality, medium, **options).source_key
-    made = processor.prepare_item(modality, medium, salt=secrets.token_bytes(16), **options)
-    return key, digest(frame([made.fields, made.replacement.ids, made.replacement.takes_row, made.feature]))
+    key = processor.prepare_item(modality, media_input, **options).source_key
+    made = processor.prepare_item(modality, media_input, salt=secrets.token_bytes(16), **options)
+    return key, digest(frame([made.fields, made.replacement.ids, made.replacement.is_embed, made.feature]))

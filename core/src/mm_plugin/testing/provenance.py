@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def sweep_provenance(
-    processor: ModelProcessor, *, medium: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
+    processor: ModelProcessor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
 ) -> int:
     """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
 
     Args:
         processor: an open processor whose tokenizer has a chat template.
-        medium: an image that goes with every other message; none where None.
+        media: an image that goes with every other message; none where None.
         rounds: messages to try beside one for every protected token.
         seed: of the messages.
         may_refuse: whether a message may end in a `RequestError`, for tokenizers that cannot encode a token as text.
@@ -42,11 +42,11 @@ def sweep_provenance(
     texts += [chooser.choices(pieces, k=chooser.randint(1, 6)) for _ in range(rounds)]
     refused = 0
     for index, parts in enumerate(texts):
-        media = [medium] if medium is not None and index % 2 else []
-        messages, plain = _messages(parts, bool(media)), _messages(["x"] * len(parts), bool(media))
-        own = processor.process(plain, media)
+        images = [media] if media is not None and index % 2 else []
+        messages, plain = _messages(parts, bool(images)), _messages(["x"] * len(parts), bool(images))
+        own = processor.process(plain, images)
         try:
-            found = processor.process(messages, media)
+            found = processor.process(messages, images)
         except RequestError:
             assert may_refuse, f"message {index} was refused: {parts!r}"
             refused += 1
@@ -54,10 +54,10 @@ def sweep_provenance(
         told = f"message {index}: {parts!r}"
         left, right = (ids[np.isin(ids, protected)] for ids in (found.input_ids, own.input_ids))
         assert np.array_equal(left, right), f"{told} became a token of the model"
-        assert len(found.mm_items) == len(media), f"{told} became a place for a medium"
+        assert len(found.mm_items) == len(images), f"{told} became a place for a media input"
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = np.asarray(tokenizer(rendered, add_special_tokens=False)["input_ids"])
-        if not media and np.array_equal(ids[np.isin(ids, protected)], right):
+        if not images and np.array_equal(ids[np.isin(ids, protected)], right):
             assert np.array_equal(found.input_ids, ids), f"{told} got other ids than the tokenizer's own"
     return refused
 

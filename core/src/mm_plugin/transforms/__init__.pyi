@@ -1,5 +1,5 @@
 from .frames import FrameRule, frame_budget, retained_video_tokens, sample_frames
-from .normalizing import normalisation_table, normalise_patches
+from .normalizing import normalization_table, normalize_patches
 from .patches import check_patches, grid_rows, patchify, patchify_frames
 from .resizing import MAX_ASPECT_RATIO, ResizeRule, resize, smart_resize
 from .tiling import best_resolution, contained_size, cut_tiles, letterbox
@@ -15,8 +15,8 @@ __all__ = [
     "frame_budget",
     "grid_rows",
     "letterbox",
-    "normalisation_table",
-    "normalise_patches",
+    "normalization_table",
+    "normalize_patches",
     "patchify",
     "patchify_frames",
     "resize",

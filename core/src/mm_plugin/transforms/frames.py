@@ -23,21 +23,21 @@ def sample_frames(
     multiple: int,
     rule: FrameRule = "qwen",
 ) -> np.ndarray:
-    """Which frames of a clip are looked at: so many that a second has `fps` of them, or `num_frames`, spread over the clip.
+    """Which frames of a video are looked at: so many that a second has `fps` of them, or `num_frames`, spread over the video.
 
     The count is a multiple of `multiple`, at least `min_frames` and at most `max_frames`, which wins; `num_frames` stands above
-    `min_frames`. A clip never gives more frames than it has, and one that is shorter than `multiple` gives all of them.
+    `min_frames`. A video never gives more frames than it has, and one that is shorter than `multiple` gives all of them.
 
     Args:
-        total: frames in the clip.
-        rate: frames per second in the clip.
+        total: frames in the video.
+        rate: frames per second in the video.
         fps: frames per second that are wanted; not read where `num_frames` is given.
         num_frames: frames that are wanted.
         min_frames: fewest frames; rounded up to the multiple.
         max_frames: most frames; rounded down to the multiple.
         multiple: frames in a temporal patch.
         rule: `qwen` spreads them from the first frame to the last, as the released models were trained; `transformers` begins
-            each of equal parts of the clip with one.
+            each of equal parts of the video with one.
 
     Shape:
         returns [n] int64, ascending.
@@ -63,7 +63,7 @@ def sample_frames(
         count = min(max(round(num_frames / multiple) * multiple, multiple), most)
     import torch
 
-    # Torch's own spacing is part of both rules: its float32 decides which frame is nearest in a long clip.
+    # Torch's own spacing is part of both rules: its float32 decides which frame is nearest in a long video.
     if rule == "transformers":
         spaced = torch.arange(0, total, total / count)[:count]  # rounding can make one too many
     else:
@@ -75,10 +75,10 @@ def sample_frames(
 def frame_budget(
     frames: int, *, min_pixels: int, max_pixels: int, total_pixels: int | None, temporal_patch_size: int
 ) -> int:
-    """Most pixels of one frame, where a whole clip has a budget too: an even share of it, but always above the smallest frame.
+    """Most pixels of one frame, where a whole video has a budget too: an even share of it, but always above the smallest frame.
 
     Args:
-        frames: in the clip, after sampling.
+        frames: in the video, after sampling.
         min_pixels: of one frame.
         max_pixels: of one frame.
         total_pixels: of all temporal patches; no budget where None.

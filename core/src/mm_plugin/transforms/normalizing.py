@@ -8,11 +8,11 @@ import numpy as np
 
 from mm_plugin.transforms.resizing import ResizeRule
 
-# Patches that are normalised together; measured: 1,024 take three quarters of the time of all at once.
+# Patches that are normalized together; measured: 1,024 take three quarters of the time of all at once.
 _BLOCK = 1024
 
 
-def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale: float, rule: ResizeRule) -> np.ndarray:
+def normalization_table(mean: Sequence[float], std: Sequence[float], *, rescale: float, rule: ResizeRule) -> np.ndarray:
     """What each of the 256 levels becomes, per channel, in the reference's own float32 arithmetic.
 
     `torch`: (x - mean / rescale) / (std / rescale), all in float32. `pillow`: x * rescale in float64 rounded to float32, then
@@ -27,7 +27,7 @@ def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale:
     Shape:
         returns [3, 256] float32.
 
-    Source: transformers@5.24, the fused normalisation of its torchvision backend, and its Pillow backend.
+    Source: transformers@5.24, the fused normalization of its torchvision backend, and its Pillow backend.
     """
     one = np.float32
     mean32, std32 = np.asarray(mean, dtype=one)[:, None], np.asarray(std, dtype=one)[:, None]
@@ -42,13 +42,13 @@ def normalisation_table(mean: Sequence[float], std: Sequence[float], *, rescale:
     return table
 
 
-def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_size: int) -> np.ndarray:
+def normalize_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_size: int) -> np.ndarray:
     """Patches as the float rows of a video encoder, each repeated along time.
 
     Args:
         patches: [n_patches, 3, patch_area] uint8; of several frames they are [n_patches, 3, frames * patch_area].
-        table: [3, 256] float32 from `normalisation_table`.
-        temporal_patch_size: how often a patch is repeated: frames in a patch for those of a picture, 1 for those of frames.
+        table: [3, 256] float32 from `normalization_table`.
+        temporal_patch_size: how often a patch is repeated: frames in a patch for those of an image, 1 for those of frames.
 
     Shape:
         returns [n_patches, 3 * temporal_patch_size * patch_area] float32, nested channel, frame, pixel.
@@ -59,7 +59,7 @@ def normalise_patches(patches: np.ndarray, table: np.ndarray, *, temporal_patch_
     for start in range(0, n_patches, _BLOCK):
         block = slice(start, start + _BLOCK)
         for channel in range(channels):
-            # take with mode="clip" skips the bounds check, which an uint8 index cannot fail.
+            # take with mode="video" skips the bounds check, which an uint8 index cannot fail.
             levels = table[channel].take(patches[block, channel], mode="clip")  # [block, area]
             for frame in range(temporal_patch_size):
                 out[block, channel, frame] = levels

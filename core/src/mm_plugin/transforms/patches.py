@@ -12,7 +12,7 @@ from mm_plugin.transforms.resizing import ResizeRule, interpolator, resize
 
 
 def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndarray:
-    """Cut a picture into square patches, those that are merged into one token next to one another.
+    """Cut an image into square patches, those that are merged into one token next to one another.
 
     Args:
         pixels: [height, width, 3] uint8; both sides multiples of patch_size * merge_size.
@@ -47,12 +47,12 @@ def patchify_frames(
     temporal_patch_size: int,
     rule: ResizeRule = "torch",
 ) -> np.ndarray:
-    """Resize the frames of a clip and cut them into patches of several frames each, one frame in memory at a time.
+    """Resize the frames of a video and cut them into patches of several frames each, one frame in memory at a time.
 
-    The last frame is repeated where the clip has no multiple of `temporal_patch_size`.
+    The last frame is repeated where the video has no multiple of `temporal_patch_size`.
 
     Args:
-        frames: `count` pictures [height, width, 3] uint8, of any one size.
+        frames: `count` images [height, width, 3] uint8, of any one size.
         count: frames.
         height: to which they are resized, pixels; a multiple of patch_size * merge_size.
         width: to which they are resized, pixels; a multiple of patch_size * merge_size.
@@ -96,7 +96,7 @@ def patchify_frames(
 
 
 def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np.ndarray:
-    """A resized picture as [3, height, width]."""
+    """A resized image as [3, height, width]."""
     if rule == "torch" and pixels.shape[:2] != (height, width):
         planar: np.ndarray = interpolator(pixels)((height, width)).contiguous().numpy()
         return planar
@@ -110,7 +110,7 @@ def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> i
         grid: what should be [1, 3] int64: frames or temporal patches, rows and columns, in patches.
         name: of the field, for messages.
         merge_size: patches along a side of a merged token.
-        still: whether it is a picture's, which has one frame.
+        still: whether it is an image's, which has one frame.
 
     Raises:
         SizeError: another shape, no area, or no whole merged tokens.
@@ -133,12 +133,12 @@ def check_patches(
 
     Args:
         feature: numpy or torch; what should be [n_patches, 3 * temporal_patch_size * patch_area] floating point, or compact:
-            [n_patches, 3, patch_area] uint8 of a picture, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a clip.
+            [n_patches, 3, patch_area] uint8 of an image, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a video.
         grid: [1, 3] int64, in patches.
         name: of the feature, for messages.
         patch_size: pixels along a side of a patch.
         temporal_patch_size: frames in a patch.
-        still: whether it is a picture's.
+        still: whether it is an image's.
 
     Raises:
         SizeError: another shape or dtype.

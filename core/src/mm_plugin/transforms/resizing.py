@@ -12,7 +12,7 @@ from PIL import Image
 
 from mm_plugin.errors import SizeError
 
-# Levels from which on a thread for each further size of a picture pays: it costs 0.1 ms, resizing a megapixel 10 ms.
+# Levels from which on a thread for each further size of an image pays: it costs 0.1 ms, resizing a megapixel 10 ms.
 _WORTH_A_THREAD = 3_000_000
 
 ResizeRule = Literal["torch", "pillow"]
@@ -24,10 +24,10 @@ MAX_ASPECT_RATIO = 200
 def smart_resize(
     height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, max_ratio: float = MAX_ASPECT_RATIO
 ) -> tuple[int, int]:
-    """The size to which a picture is resized so that both sides are multiples of `factor` and the area is within a budget.
+    """The size to which an image is resized so that both sides are multiples of `factor` and the area is within a budget.
 
     The ratio of the sides is kept as nearly as the multiples allow. A side is never shorter than `factor`, so the area of a
-    very thin picture may pass `max_pixels`, as it does in the reference.
+    very thin image may pass `max_pixels`, as it does in the reference.
 
     Args:
         height: pixels.
@@ -46,7 +46,7 @@ def smart_resize(
     Source: transformers@5.24 Qwen2VLImageProcessor; numbers of the released Qwen2-VL training code, where they agree.
     """
     if height < 1 or width < 1:
-        raise SizeError(f"a picture of {height} x {width} pixels (height x width) has no area")
+        raise SizeError(f"an image of {height} x {width} pixels (height x width) has no area")
     if not 1 <= min_pixels <= max_pixels:
         raise SizeError(f"the pixel budget from {min_pixels} to {max_pixels} is empty")
     ratio = max(height, width) / min(height, width)
@@ -73,7 +73,7 @@ def resize(pixels: np.ndarray, height: int, width: int, *, rule: ResizeRule) -> 
     """Bicubic resize with antialiasing on uint8, by one of two named rules.
 
     `torch` equals transformers' torchvision backend on the CPU; `pillow` equals its Pillow backend and the released training
-    code. They differ by a level or two. A picture that has the size already is returned as it is, by both rules.
+    code. They differ by a level or two. An image that has the size already is returned as it is, by both rules.
 
     Args:
         pixels: [height, width, 3] uint8.
@@ -88,7 +88,7 @@ def resize(pixels: np.ndarray, height: int, width: int, *, rule: ResizeRule) -> 
 
 
 def resize_all(pixels: np.ndarray, sizes: Sequence[tuple[int, int]], rule: ResizeRule) -> list[np.ndarray]:
-    """A picture resized to each of several sizes; it is brought into Pillow's or torch's form once."""
+    """An image resized to each of several sizes; it is brought into Pillow's or torch's form once."""
     if all(pixels.shape[:2] == size for size in sizes):
         return [pixels] * len(sizes)
     make = _pillow_resizer(pixels) if rule == "pillow" else _torch_resizer(pixels)
@@ -99,7 +99,7 @@ def resize_all(pixels: np.ndarray, sizes: Sequence[tuple[int, int]], rule: Resiz
     first, *others = sizes
     if not others or pixels.size < _WORTH_A_THREAD:
         return [make_one(size) for size in sizes]
-    # Both libraries use one core for one picture, and let other threads run. Resizing in bands would not be exact.
+    # Both libraries use one core for one image, and let other threads run. Resizing in bands would not be exact.
     with ThreadPoolExecutor(len(others)) as pool:
         futures = [pool.submit(make_one, size) for size in others]
         return [make_one(first), *(future.result() for future in futures)]
@@ -120,7 +120,7 @@ def interpolator(pixels: np.ndarray) -> Callable[[tuple[int, int]], Any]:
     """The `torch` rule: from [height, width, 3] uint8 a tensor [3, height, width] of another size, in whatever memory order."""
     import torch
 
-    # A channels-last view of the picture as it lies is three times faster than a planar copy, and equal bit for bit.
+    # A channels-last view of the image as it lies is three times faster than a planar copy, and equal bit for bit.
     # torch takes no memory that cannot be written, such as a view of a PIL image.
     writable = pixels if pixels.flags.writeable else pixels.copy()
     source = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)  # [1, 3, height, width]

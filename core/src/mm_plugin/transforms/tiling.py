@@ -11,9 +11,9 @@ from mm_plugin.transforms.resizing import ResizeRule, resize_all
 
 
 def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The candidate that keeps most of a picture's pixels, and of those that keep equally many the smallest.
+    """The candidate that keeps most of an image's pixels, and of those that keep equally many the smallest.
 
-    What a candidate keeps is the area of the picture fitted into it, at most the picture's own. The first of equals wins, so
+    What a candidate keeps is the area of the image fitted into it, at most the image's own. The first of equals wins, so
     the order of the candidates counts.
 
     Args:
@@ -22,7 +22,7 @@ def best_resolution(height: int, width: int, candidates: Sequence[tuple[int, int
         candidates: (height, width), pixels.
 
     Returns:
-        (height, width), pixels: one of the candidates. Of a picture so thin that none keeps any of it, the smallest.
+        (height, width), pixels: one of the candidates. Of an image so thin that none keeps any of it, the smallest.
 
     Source: LLaVA-NeXT's any-resolution rule, with the rounding of the released DeepSeek-VL2 code.
     """
@@ -39,13 +39,13 @@ def contained_size(height: int, width: int, *, box_height: int, box_width: int) 
     """The largest size within a box that keeps the ratio of the sides, as `PIL.ImageOps.contain` rounds it.
 
     Args:
-        height: of the picture, pixels.
-        width: of the picture, pixels.
+        height: of the image, pixels.
+        width: of the image, pixels.
         box_height: pixels.
         box_width: pixels.
 
     Returns:
-        (height, width), pixels; one of them is the box's own, the other is 0 where the picture is so thin that nothing is left.
+        (height, width), pixels; one of them is the box's own, the other is 0 where the image is so thin that nothing is left.
     """
     ratio, box_ratio = width / height, box_width / box_height
     if ratio > box_ratio:
@@ -58,9 +58,9 @@ def contained_size(height: int, width: int, *, box_height: int, box_width: int) 
 def letterbox(
     pixels: np.ndarray, sizes: Sequence[tuple[int, int]], *, color: tuple[int, int, int], rule: ResizeRule
 ) -> list[np.ndarray]:
-    """A picture resized into each of several boxes, centred, the rest of a box in one colour.
+    """An image resized into each of several boxes, centred, the rest of a box in one color.
 
-    Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. A picture so thin that nothing of it
+    Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. An image so thin that nothing of it
     is left in a box leaves that box empty, as it does there.
 
     Args:
@@ -91,14 +91,14 @@ def letterbox(
 
 
 def cut_tiles(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Cut a picture into square tiles, row by row.
+    """Cut an image into square tiles, row by row.
 
     Args:
         pixels: [height, width, 3] uint8; both sides multiples of a tile's.
-        out: [n_tiles, side, side, 3] uint8, written; as many tiles as the picture has.
+        out: [n_tiles, side, side, 3] uint8, written; as many tiles as the image has.
 
     Raises:
-        SizeError: the picture is not made of so many tiles.
+        SizeError: the image is not made of so many tiles.
     """
     side = out.shape[1]
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mm_plugin import ModelProcessor, MultimodalProcessorOutput, UsageError
-from mm_plugin_deepseekvl2.processor import normalise_tiles
+from mm_plugin_deepseekvl2.processor import normalize_tiles
 
 
 def batchify(
@@ -66,10 +66,10 @@ def batchify(
 
 
 def _floats(item: Any, table: np.ndarray) -> np.ndarray:
-    """All tiles of an item, the only one of a picture beside its thumbnail too."""
+    """All tiles of an item, the only one of an image beside its thumbnail too."""
     if item.feature is None:
         raise UsageError("an image that came as rows has no tiles for a batch", argument="outputs")
     feature = np.asarray(item.feature)
     if feature.dtype != np.uint8:
         return feature
-    return normalise_tiles(feature.repeat(2, axis=0) if len(feature) == 1 else feature, table)
+    return normalize_tiles(feature.repeat(2, axis=0) if len(feature) == 1 else feature, table)

@@ -49,7 +49,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
     def prompt(self, num_images: int) -> str:
         """See `Demo`."""
         images = "".join(f"This is image_{n + 1}: <image>\n" for n in range(num_images))
-        return f"<|User|>: {images}What is in the pictures?\n\n<|Assistant|>:"
+        return f"<|User|>: {images}What is in the images?\n\n<|Assistant|>:"
 
     def open_model(self, checkpoint: Path) -> _Model:
         """See `Demo`."""
@@ -98,7 +98,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         return RowBoxes(rows * side, columns * side, boxes)
 
     def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
-        """See `DrawsViews`: the thumbnail, the tiles on the photograph, and the order of the tokens."""
+        """See `DrawsViews`: the thumbnail, the tiles on the image, and the order of the tokens."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side, tokens = processor.options.image_size, processor.options.tile_side
         tiles = np.asarray(item.feature)
@@ -162,9 +162,9 @@ def _rows(model: _Model, image: Image.Image, *, cropping: bool) -> torch.Tensor:
         for top in range(0, best[1], side)
         for left in range(0, best[0], side)
     ]
-    pictures = [ImageOps.pad(image, (side, side), color=gray), *crops]
+    imgs = [ImageOps.pad(image, (side, side), color=gray), *crops]
     mean, std = (torch.tensor(model.settings[f"image_{name}"]) for name in ("mean", "std"))
-    pixels = torch.stack([(torch.tensor(np.array(picture)) / 255 - mean) / std for picture in pictures])
+    pixels = torch.stack([(torch.tensor(np.array(img)) / 255 - mean) / std for img in imgs])
     tiles = _project(model, _see(model, pixels.permute(0, 3, 1, 2)))  # [n_tiles, h, h, hidden]
     height = tiles.shape[1]
     # Tile after tile into one large grid.
@@ -181,7 +181,7 @@ def _rows(model: _Model, image: Image.Image, *, cropping: bool) -> torch.Tensor:
 
 
 def _best(size: tuple[int, int], candidates: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """The (width, height) that keeps most of a picture's pixels, with as little around it as can be."""
+    """The (width, height) that keeps most of an image's pixels, with as little around it as can be."""
     best, kept, wasted = candidates[0], -1, 0
     for width, height in candidates:
         scale = min(width / size[0], height / size[1])

@@ -15,7 +15,7 @@ from mm_plugin.encoder import fill_tower
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig, VisionConfig, read_config
 from mm_plugin_deepseekvl2.processor import DeepseekVL2Options
 
-# How released checkpoints name what is needed, and what they hold beside it: the head that pools a picture into one vector.
+# How released checkpoints name what is needed, and what they hold beside it: the head that pools an image into one vector.
 PREFIXES = ("vision.", "projector.", "image_newline", "view_seperator")
 UNREAD = ("vision.attn_pool.",)
 # Tiles in one pass of the tower. The widest activation of a released model, 729 patches x 4,304 channels, is 6 MB a tile in
@@ -30,7 +30,7 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
     Args:
         tower: on its device, in inference mode.
         config: of the checkpoint.
-        options: the checkpoint's numbers for normalisation.
+        options: the checkpoint's numbers for normalization.
     """
 
     def __init__(self, tower: DeepseekVL2Tower, config: DeepseekVL2Config, options: DeepseekVL2Options) -> None:
@@ -64,14 +64,14 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         """Rows [num_tokens, hidden] for each image; the tiles of all images go through the tower together."""
         tiles = [torch.as_tensor(item.feature) for item in items]
         with torch.inference_mode():
-            passes = [self._tower(self._normalised(part)) for part in _parts(tiles, TILES_AT_ONCE)]
+            passes = [self._tower(self._normalized(part)) for part in _parts(tiles, TILES_AT_ONCE)]
             rows = torch.split(torch.cat(passes), [len(part) for part in tiles])  # each [n_tiles, side * side, hidden]
             return [
                 self._laid_out(found, *item.images_spatial_crop[0].tolist())
                 for found, item in zip(rows, items, strict=True)
             ]
 
-    def _normalised(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _normalized(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Tiles [n_tiles, 3, side, side] as the tower takes them; levels become floats by the reference's own float32 steps."""
         newline = self._tower.image_newline
         floats = []
@@ -108,15 +108,15 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
 def _parts(tiles: Sequence[torch.Tensor], budget: int) -> Iterator[list[torch.Tensor]]:
     """The tiles of all images in order, in lists of at most so many tiles."""
     part: list[torch.Tensor] = []
-    room = budget
+    package = budget
     for image in tiles:
         rest = image
         while len(rest):
-            part.append(rest[:room])
-            rest, room = rest[room:], room - len(part[-1])
-            if not room:
+            part.append(rest[:package])
+            rest, package = rest[package:], package - len(part[-1])
+            if not package:
                 yield part
-                part, room = [], budget
+                part, package = [], budget
     if part:
         yield part
 
@@ -238,7 +238,7 @@ class _Projector(nn.Module):
 
 
 def _join(x: torch.Tensor, ratio: int) -> torch.Tensor:
-    """Squares of neighbouring patches as one: [n, grid * grid, width] -> [n, side * side, width * ratio * ratio], channel first."""
+    """Squares of neighboring patches as one: [n, grid * grid, width] -> [n, side * side, width * ratio * ratio], channel first."""
     n_tiles, n_patches, width = x.shape
     grid = round(n_patches**0.5)
     side = -(-grid // ratio)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from mm_plugin import (
+    AcceptsPrecomputed,
     BaseOptions,
     Checkpoint,
-    For,
-    Medium,
+    DecodedImage,
     Modality,
     ModelProcessor,
+    OptionScope,
     Replacement,
     Size,
-    TakesPrepared,
     UsageError,
 )
 from mm_plugin.errors import SizeError
-from mm_plugin.transforms import best_resolution, cut_tiles, letterbox, normalisation_table
+from mm_plugin.transforms import best_resolution, cut_tiles, letterbox, normalization_table
 from mm_plugin_deepseekvl2.config import Positive, read_config, read_struct
 
 SETTINGS_FILE = "processor_config.json"
@@ -30,7 +30,7 @@ SETTINGS_FILE = "processor_config.json"
 MOST_CROPPED = 2
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Channels = Annotated[tuple[Fraction, Fraction, Fraction], For.checkpoint("image")]
+Channels = Annotated[tuple[Fraction, Fraction, Fraction], OptionScope.checkpoint("image")]
 Spread = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -78,30 +78,33 @@ def read_settings(checkpoint: Checkpoint, _: Modality) -> dict[str, Any]:
 
 
 class DeepseekVL2Options(BaseOptions, frozen=True, kw_only=True):
-    """What changes the features of an image; see `For` for when each may be given.
+    """What changes the features of an image; see `OptionScope` for when each may be given.
 
     Attributes:
         resize: `pillow` equals the model's own processor bit for bit; `torch` is two to three times faster and within two levels.
-        feature_format: `compact` keeps uint8 tiles, which the encoder normalises, and one tile where thumbnail and only tile are
+        feature_format: `compact` keeps uint8 tiles, which the encoder normalizes, and one tile where thumbnail and only tile are
             the same pixels; `float32` keeps the reference's `images`.
-        candidate_resolutions: (width, height), pixels, of which one is chosen for a picture; the first is one tile.
+        candidate_resolutions: (width, height), pixels, of which one is chosen for an image; the first is one tile.
         patch_size: pixels along a side of a patch.
         downsample_ratio: patches along a side of the square that becomes one row.
-        image_mean: per channel, of levels scaled to 0..1; also the colour around a picture that does not fill its box.
+        image_mean: per channel, of levels scaled to 0..1; also the color around an image that does not fill its box.
         image_std: per channel, of levels scaled to 0..1.
         normalize: whether mean and standard deviation are used at all.
     """
 
-    read_settings: ClassVar[Any] = staticmethod(read_settings)
+    @classmethod
+    def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> dict[str, Any]:
+        """From processor_config.json and config.json, which must agree."""
+        return read_settings(checkpoint, modality)
 
-    resize: Annotated[Literal["pillow", "torch"], For.load("image")] = "pillow"
-    feature_format: Annotated[Literal["compact", "float32"], For.load("image")] = "compact"
-    candidate_resolutions: Annotated[tuple[tuple[int, int], ...], For.checkpoint("image")]
-    patch_size: Annotated[int, For.checkpoint("image")]
-    downsample_ratio: Annotated[int, For.checkpoint("image")]
+    resize: Annotated[Literal["pillow", "torch"], OptionScope.load("image")] = "pillow"
+    feature_format: Annotated[Literal["compact", "float32"], OptionScope.load("image")] = "compact"
+    candidate_resolutions: Annotated[tuple[tuple[int, int], ...], OptionScope.checkpoint("image")]
+    patch_size: Annotated[int, OptionScope.checkpoint("image")]
+    downsample_ratio: Annotated[int, OptionScope.checkpoint("image")]
     image_mean: Channels = (0.5, 0.5, 0.5)
-    image_std: Annotated[tuple[Spread, Spread, Spread], For.checkpoint("image")] = (0.5, 0.5, 0.5)
-    normalize: Annotated[bool, For.checkpoint("image")] = True
+    image_std: Annotated[tuple[Spread, Spread, Spread], OptionScope.checkpoint("image")] = (0.5, 0.5, 0.5)
+    normalize: Annotated[bool, OptionScope.checkpoint("image")] = True
 
     @property
     def image_size(self) -> int:
@@ -122,16 +125,16 @@ class DeepseekVL2Options(BaseOptions, frozen=True, kw_only=True):
     def table(self) -> np.ndarray:
         """What each level becomes, per channel: [3, 256] float32."""
         # A division by 255 in float32, as the reference has it, and a product in float64 that is then rounded agree on every level.
-        return normalisation_table(*self.mean_and_std, rescale=1 / 255, rule="pillow")
+        return normalization_table(*self.mean_and_std, rescale=1 / 255, rule="pillow")
 
 
-class DeepseekVL2Processor(ModelProcessor, TakesPrepared):
+class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
     """DeepSeek-VL2. One image becomes rows of its thumbnail, a separator, and rows of its tiles."""
 
     Options = DeepseekVL2Options
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
-        """Whether pictures are cut into tiles at all."""
+        """Whether images are cut into tiles at all."""
         return counts.get(Modality.IMAGE, 0) <= MOST_CROPPED
 
     def layout(self, modality: Modality, size: Size, options: DeepseekVL2Options, context: bool) -> dict[str, Any]:
@@ -143,21 +146,21 @@ class DeepseekVL2Processor(ModelProcessor, TakesPrepared):
             height, width = best_resolution(size.height, size.width, candidates)
         return {"images_spatial_crop": np.array([[width // side, height // side]], dtype=np.int64)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: DeepseekVL2Options) -> np.ndarray:
+    def prepare(self, decoded: DecodedImage, layout: Mapping[str, Any], options: DeepseekVL2Options) -> np.ndarray:
         """Thumbnail, then tiles row by row: [n_tiles, side, side, 3] uint8, or [n_tiles, 3, side, side] float32."""
         columns, rows = layout["images_spatial_crop"][0].tolist()
         side, n_local = options.image_size, rows * columns
-        # The only tile of a picture is its thumbnail once more.
+        # The only tile of an image is its thumbnail once more.
         boxes = [(side, side), (rows * side, columns * side)][: min(2, n_local)]
         red, green, blue = (int(level * 255) for level in options.image_mean)
-        thumbnail, *views = letterbox(medium.pixels, boxes, color=(red, green, blue), rule=options.resize)
+        thumbnail, *views = letterbox(decoded.pixels, boxes, color=(red, green, blue), rule=options.resize)
         tiles = np.empty((1 + n_local * len(views), side, side, 3), dtype=np.uint8)
         tiles[0] = thumbnail
         for view in views:
             cut_tiles(view, tiles[1:])
         if options.feature_format == "compact":
             return tiles
-        return normalise_tiles(tiles if views else tiles.repeat(2, axis=0), self._table)
+        return normalize_tiles(tiles if views else tiles.repeat(2, axis=0), self._table)
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         """One `<image>` for each row."""
@@ -201,7 +204,7 @@ class DeepseekVL2Processor(ModelProcessor, TakesPrepared):
         return table
 
 
-def normalise_tiles(tiles: np.ndarray, table: np.ndarray) -> np.ndarray:
+def normalize_tiles(tiles: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Compact tiles as the reference's `images`.
 
     Args:
@@ -214,6 +217,6 @@ def normalise_tiles(tiles: np.ndarray, table: np.ndarray) -> np.ndarray:
     out = np.empty((len(tiles), 3, *tiles.shape[1:3]), dtype=np.float32)
     for tile, floats in zip(tiles, out, strict=True):
         for channel in range(3):
-            # mode="clip" skips the bounds check, which an uint8 index cannot fail.
+            # mode="video" skips the bounds check, which an uint8 index cannot fail.
             floats[channel] = table[channel].take(tile[:, :, channel], mode="clip")
     return out

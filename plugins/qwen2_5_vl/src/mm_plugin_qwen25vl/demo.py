@@ -34,7 +34,7 @@ class Qwen25VLDemo(PatchGridDemo):
 
     def video_prompt(self, num_images: int, num_videos: int) -> str:
         """See `ShowsVideos`."""
-        images = "".join(f"Picture {n + 1}: {IMAGE} " for n in range(num_images))
+        images = "".join(f"Image {n + 1}: {IMAGE} " for n in range(num_images))
         videos = "".join(f"Video {n + 1}: {VIDEO} " for n in range(num_videos))
         question = "What is to be seen?"
         return f"<|im_start|>user\n{images}{videos}{question}<|im_end|>\n<|im_start|>assistant\n"

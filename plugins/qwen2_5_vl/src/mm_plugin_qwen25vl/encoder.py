@@ -31,7 +31,7 @@ class Qwen25VLEncoder(PatchGridEncoder):
 
     Args:
         tower: transformers' vision tower on its device, in inference mode.
-        options: the checkpoint's numbers for normalisation and patches.
+        options: the checkpoint's numbers for normalization and patches.
     """
 
     def __init__(self, tower: Any, options: Qwen25VLOptions) -> None:
@@ -64,7 +64,7 @@ class Qwen25VLEncoder(PatchGridEncoder):
     def encode_patches(self, states: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """See `PatchGridEncoder`."""
         device = states.device
-        # Neighbours first, then windows of one length together; layers of a kind follow one another in one order.
+        # Neighbors first, then windows of one length together; layers of a kind follow one another in one order.
         order, lengths = window_order(grids, merge_size=self._merge, window=self._window)
         places = merge_order(grids, self._merge)
         frames = Segments(frame_lengths(grids), device=device)

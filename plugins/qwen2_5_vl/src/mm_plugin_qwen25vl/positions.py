@@ -16,7 +16,7 @@ TOKENS_PER_SECOND = 4
 
 
 def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """Three position ids per token of an expanded prompt. Along time they are the seconds from the clip's start, scaled.
+    """Three position ids per token of an expanded prompt. Along time they are the seconds from the video's start, scaled.
 
     Args:
         items: with offsets and `image_grid_thw` or `video_grid_thw`, in patches; videos with `second_per_grid_ts`, seconds.

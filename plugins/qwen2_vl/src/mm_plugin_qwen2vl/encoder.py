@@ -22,7 +22,7 @@ class Qwen2VLEncoder(PatchGridEncoder):
 
     Args:
         tower: transformers' vision tower on its device, in inference mode.
-        options: the checkpoint's numbers for normalisation and patches.
+        options: the checkpoint's numbers for normalization and patches.
     """
 
     def __init__(self, tower: Any, options: Qwen2VLOptions) -> None:

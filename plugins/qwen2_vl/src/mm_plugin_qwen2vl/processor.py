@@ -10,23 +10,25 @@ import msgspec
 import numpy as np
 
 from mm_plugin import (
+    AcceptsPrecomputed,
+    AcceptsVideos,
     BaseOptions,
-    For,
-    Medium,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
     Modality,
     ModelProcessor,
+    OptionScope,
     Replacement,
     Sampling,
-    TakesPrepared,
-    TakesVideos,
     VideoSize,
 )
 from mm_plugin.transforms import (
     check_patches,
     frame_budget,
     grid_rows,
-    normalisation_table,
-    normalise_patches,
+    normalization_table,
+    normalize_patches,
     patchify,
     patchify_frames,
     resize,
@@ -34,19 +36,19 @@ from mm_plugin.transforms import (
     smart_resize,
 )
 
-# Above this no picture is useful to the model and one request could take the machine's memory: 171,196 tokens.
+# Above this no image is useful to the model and one request could take the machine's memory: 171,196 tokens.
 MOST_PIXELS = 1 << 27
 
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=MOST_PIXELS)]
 Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1000)]
-Patches = Annotated[int, msgspec.Meta(ge=1, le=64), For.checkpoint("image", "video")]
-Channels = Annotated[tuple[float, float, float], For.checkpoint("image", "video")]
-Flag = Annotated[bool, For.checkpoint("image", "video")]
+Patches = Annotated[int, msgspec.Meta(ge=1, le=64), OptionScope.checkpoint("image", "video")]
+Channels = Annotated[tuple[float, float, float], OptionScope.checkpoint("image", "video")]
+Flag = Annotated[bool, OptionScope.checkpoint("image", "video")]
 
 
 class Qwen2VLOptions(BaseOptions, frozen=True, kw_only=True):
-    """What changes the features of an image or a video; see `For` for when each may be given.
+    """What changes the features of an image or a video; see `OptionScope` for when each may be given.
 
     Attributes:
         min_pixels: smallest area of a resized image, pixels.
@@ -60,10 +62,10 @@ class Qwen2VLOptions(BaseOptions, frozen=True, kw_only=True):
         frame_rule: which frames: `qwen` is the released training code's spacing, `transformers` the library's.
         video_min_pixels: smallest area of a resized frame, pixels.
         video_max_pixels: largest area of a resized frame, pixels.
-        video_total_pixels: largest area of all temporal patches of a clip together, pixels.
+        video_total_pixels: largest area of all temporal patches of a video together, pixels.
         frame_size_rule: `qwen` shares `video_total_pixels` among the frames, as the released training code does; `transformers`
-            has no budget for the whole clip.
-        feature_format: `compact` keeps uint8 patches, which the encoder normalises; `float32` keeps the reference's values.
+            has no budget for the whole video.
+        feature_format: `compact` keeps uint8 patches, which the encoder normalizes; `float32` keeps the reference's values.
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of a merged token.
         temporal_patch_size: frames in a patch; an image is repeated so often.
@@ -74,27 +76,27 @@ class Qwen2VLOptions(BaseOptions, frozen=True, kw_only=True):
         do_resize, do_rescale, do_normalize, do_convert_rgb: steps of the reference, none of which can be left out.
     """
 
-    min_pixels: Annotated[Pixels, For.call("image")] = 56 * 56
-    max_pixels: Annotated[Pixels, For.call("image")] = 28 * 28 * 1280
-    resize: Annotated[Literal["torch", "pillow"], For.load("image")] = "torch"
-    fps: Annotated[Rate | None, For.call("video")] = None
-    num_frames: Annotated[Frames | None, For.call("video")] = None
-    min_frames: Annotated[Frames, For.call("video")] = 4
-    max_frames: Annotated[Frames, For.call("video")] = 768
-    frame_rule: Annotated[Literal["qwen", "transformers"], For.load("video")] = "qwen"
-    video_min_pixels: Annotated[Pixels, For.call("video")] = 128 * 28 * 28
-    video_max_pixels: Annotated[Pixels, For.call("video")] = 768 * 28 * 28
+    min_pixels: Annotated[Pixels, OptionScope.request("image")] = 56 * 56
+    max_pixels: Annotated[Pixels, OptionScope.request("image")] = 28 * 28 * 1280
+    resize: Annotated[Literal["torch", "pillow"], OptionScope.load("image")] = "torch"
+    fps: Annotated[Rate | None, OptionScope.request("video")] = None
+    num_frames: Annotated[Frames | None, OptionScope.request("video")] = None
+    min_frames: Annotated[Frames, OptionScope.request("video")] = 4
+    max_frames: Annotated[Frames, OptionScope.request("video")] = 768
+    frame_rule: Annotated[Literal["qwen", "transformers"], OptionScope.load("video")] = "qwen"
+    video_min_pixels: Annotated[Pixels, OptionScope.request("video")] = 128 * 28 * 28
+    video_max_pixels: Annotated[Pixels, OptionScope.request("video")] = 768 * 28 * 28
     # Nine tenths of a context of 128,000 tokens.
-    video_total_pixels: Annotated[Pixels, For.call("video")] = 115_200 * 28 * 28
-    frame_size_rule: Annotated[Literal["qwen", "transformers"], For.load("video")] = "qwen"
-    feature_format: Annotated[Literal["compact", "float32"], For.load("image", "video")] = "compact"
+    video_total_pixels: Annotated[Pixels, OptionScope.request("video")] = 115_200 * 28 * 28
+    frame_size_rule: Annotated[Literal["qwen", "transformers"], OptionScope.load("video")] = "qwen"
+    feature_format: Annotated[Literal["compact", "float32"], OptionScope.load("image", "video")] = "compact"
     patch_size: Patches = 14
     merge_size: Patches = 2
     temporal_patch_size: Patches = 2
     image_mean: Channels = (0.48145466, 0.4578275, 0.40821073)
     image_std: Channels = (0.26862954, 0.26130258, 0.27577711)
-    rescale_factor: Annotated[float, msgspec.Meta(gt=0), For.checkpoint("image", "video")] = 1 / 255
-    resample: Annotated[Literal[3], For.checkpoint("image", "video")] = 3
+    rescale_factor: Annotated[float, msgspec.Meta(gt=0), OptionScope.checkpoint("image", "video")] = 1 / 255
+    resample: Annotated[Literal[3], OptionScope.checkpoint("image", "video")] = 3
     do_resize: Flag = True
     do_rescale: Flag = True
     do_normalize: Flag = True
@@ -111,16 +113,16 @@ class Qwen2VLOptions(BaseOptions, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is false in the checkpoint; this plugin always takes that step")
 
 
-class Qwen2VLProcessor(ModelProcessor, TakesVideos, TakesPrepared):
+class Qwen2VLProcessor(ModelProcessor, AcceptsVideos, AcceptsPrecomputed):
     """Qwen2-VL. One image, or each pair of frames, becomes (height / 28) x (width / 28) tokens of a size near its own."""
 
     Options = Qwen2VLOptions
 
     def context(self, counts: Mapping[Modality, int]) -> None:
-        """Nothing of a medium depends on the others."""
+        """Nothing of a media input depends on the others."""
 
     def sample(self, size: VideoSize, options: Qwen2VLOptions) -> Sampling:
-        """So many frames a second, or in all, spread over the clip."""
+        """So many frames a second, or in all, spread over the video."""
         indices = sample_frames(
             size.frames,
             size.fps,
@@ -150,18 +152,19 @@ class Qwen2VLProcessor(ModelProcessor, TakesVideos, TakesPrepared):
         grid = [steps, height // options.patch_size, width // options.patch_size]
         return {_grid_name(modality): np.array([grid], dtype=np.int64)}
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Qwen2VLOptions) -> np.ndarray:
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Qwen2VLOptions) -> np.ndarray:
         """Patches [n_patches, 3, patch_area] uint8, a video's of frames * patch_area levels; or [n_patches, patch_dim] float32."""
-        _, rows, columns = layout[_grid_name(medium.modality)][0].tolist()
+        _, rows, columns = layout[_grid_name(decoded.modality)][0].tolist()
         side, merge, frames = options.patch_size, options.merge_size, options.temporal_patch_size
         height, width = rows * side, columns * side
-        if medium.modality is Modality.IMAGE:
-            pixels = resize(medium.pixels, height, width, rule=options.resize)
+        if isinstance(decoded, DecodedImage):
+            pixels = resize(decoded.pixels, height, width, rule=options.resize)
             patches, table = patchify(pixels, patch_size=side, merge_size=merge), self._image_table
         else:
+            assert isinstance(decoded, DecodedVideo)
             patches = patchify_frames(
-                medium.frames,
-                len(medium.frames),
+                decoded.frames,
+                len(decoded.frames),
                 height,
                 width,
                 patch_size=side,
@@ -171,7 +174,7 @@ class Qwen2VLProcessor(ModelProcessor, TakesVideos, TakesPrepared):
             table, frames = self._video_table, 1  # each frame is in its patch already
         if options.feature_format == "compact":
             return patches
-        return normalise_patches(patches, table, temporal_patch_size=frames)
+        return normalize_patches(patches, table, temporal_patch_size=frames)
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         """One `<|image_pad|>` or `<|video_pad|>` for each merged patch, each taking a row."""
@@ -210,7 +213,7 @@ class Qwen2VLProcessor(ModelProcessor, TakesVideos, TakesPrepared):
 
     def _table(self, rule: Literal["torch", "pillow"]) -> np.ndarray:
         fixed = self.options
-        return normalisation_table(fixed.image_mean, fixed.image_std, rescale=fixed.rescale_factor, rule=rule)
+        return normalization_table(fixed.image_mean, fixed.image_std, rescale=fixed.rescale_factor, rule=rule)
 
 
 def _grid_name(modality: Modality) -> str:

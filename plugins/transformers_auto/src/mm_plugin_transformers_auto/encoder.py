@@ -38,7 +38,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
 
     Args:
         model: transformers' model, its language model taken out.
-        learnt: what was learnt about the checkpoint's processor.
+        learned: what was learned about the checkpoint's processor.
         device: where the weights are.
         dtype: of the weights.
         hidden: width of a text embedding.
@@ -128,7 +128,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         return self._features(Modality.IMAGE, items)
 
     def get_audio_feature(self, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
-        """Rows [num_tokens, hidden] of each sound, as for images."""
+        """Rows [num_tokens, hidden] of each audio, as for images."""
         return self._features(Modality.AUDIO, items)
 
     def _features(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
@@ -152,7 +152,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
             raise EncoderError(
                 f"{type(self._model).__name__} gives {len(rows)} rows, the {kind.modality.argument} stand for {sum(counts)} "
                 "tokens",
-                **self.blame,
+                **self.owner,
             )
         layers = [None] * len(items) if deepstack is None else torch.split(deepstack, counts, dim=1)
         return [Encoded(part, layer) for part, layer in zip(torch.split(rows, counts), layers, strict=True)]
@@ -179,10 +179,10 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         return self._flat(rows), None if deepstack is None else torch.stack([self._flat(layer) for layer in deepstack])
 
     def _flat(self, rows: Any) -> torch.Tensor:
-        """Rows of a tensor, or of a list with a tensor for each medium, in order."""
+        """Rows of a tensor, or of a list with a tensor for each media input, in order."""
         parts = list(rows) if isinstance(rows, list | tuple) else [rows]
         if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
-            raise EncoderError(f"{type(self._model).__name__} gives no rows but {type(rows).__name__}", **self.blame)
+            raise EncoderError(f"{type(self._model).__name__} gives no rows but {type(rows).__name__}", **self.owner)
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
     def _written_rows(self, kind: Kind, tensors: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
@@ -195,7 +195,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         if torch.isnan(rows).any():
             raise EncoderError(
                 f"{type(self._model).__name__} writes no rows of its {kind.modality.argument} into its text embeddings",
-                **self.blame,
+                **self.owner,
             )
         return rows
 
@@ -210,7 +210,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
                 model(input_ids=ids, attention_mask=torch.ones_like(ids), **extra, **tensors)
         except _Entered as entered:
             return entered.embeds
-        raise EncoderError(f"{type(self._model).__name__} does not reach its language model", **self.blame)
+        raise EncoderError(f"{type(self._model).__name__} does not reach its language model", **self.owner)
 
 
 class _Entered(Exception):

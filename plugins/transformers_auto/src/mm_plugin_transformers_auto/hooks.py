@@ -17,5 +17,5 @@ def mm_register_models() -> ModelSpec:
         padding="offsets",
         processor="mm_plugin_transformers_auto.processor:ImagesProcessor",
         encoder="mm_plugin_transformers_auto.encoder:TransformersEncoder",
-        specialise="mm_plugin_transformers_auto.learning:specialise",
+        specialize="mm_plugin_transformers_auto.learning:specialize",
     )

@@ -1,9 +1,9 @@
-"""What a checkpoint's processor does with one medium and with several, learnt by running it, when a checkpoint is opened.
+"""What a checkpoint's processor does with one media input and with several, learned by running it, when a checkpoint is opened.
 
-A processor turns a whole prompt into ids and tensors. Here it is seen whether it does so medium by medium: what one
+A processor turns a whole prompt into ids and tensors. Here it is seen whether it does so one by one: what one
 placeholder becomes, which of its ids take rows, which text it writes around it, and along which axis the tensors of several
 media lie. The answer is believed only if prompts of one, two and three media of different sizes, put together from what each
-medium gave alone, equal what the processor gives for the whole prompt. If not, requests are prepared as a whole.
+media input gave alone, equal what the processor gives for the whole prompt. If not, requests are prepared as a whole.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mm_plugin.placeholders import expand
 from mm_plugin.prompt import PromptReader
 from mm_plugin_transformers_auto.loading import Opened, open_checkpoint
 
-# The field that holds the ids of one medium's replacement.
+# The field that holds the ids of one media input's replacement.
 IDS = "prompt_ids"
 # Sizes (height, width) that a processor is tried with: several shapes, none of them round, one above every usual tile.
-PICTURES = ((161, 184), (90, 337), (700, 520))
-# Seconds of sound.
-SOUNDS = (0.9, 0.3, 1.7)
+IMAGES = ((161, 184), (90, 337), (700, 520))
+# Seconds of audio.
+AUDIOS = (0.9, 0.3, 1.7)
 # Layouts that are remembered, bytes.
 LAYOUT_BYTES = 64 * 1024 * 1024
 # Keyword arguments of a processor's parts that say how it is called, not what it makes.
@@ -69,19 +69,19 @@ class Kind(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     Attributes:
         modality: what they are.
-        placeholder: the token that stands for one medium in a prompt.
+        placeholder: the token that stands for one media input in a prompt.
         row_token: id of the tokens that take rows.
         features: names of the tensors that it gives, the one that the encoder reads first.
-        surround: text that it writes before and behind the tokens of a medium.
+        placeholder_affixes: text that it writes before and behind the tokens of a media input.
         axes: by name, the axis along which the tensors of several media lie.
-        example: a prompt for one medium.
+        example: a prompt for one media input.
     """
 
     modality: Modality
     placeholder: str
     row_token: int
     features: tuple[str, ...]
-    surround: tuple[str, str] = ("", "")
+    placeholder_affixes: tuple[str, str] = ("", "")
     axes: Mapping[str, int] = {}
     example: str = ""
 
@@ -92,21 +92,21 @@ class Kind(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Alone(msgspec.Struct, frozen=True, eq=False):
-    """What a processor gives for one medium.
+    """What a processor gives for one media input.
 
     Attributes:
         ids: [n] int64, the tokens that stand for it, without the text around them.
         tensors: by name.
-        surround: text that stood around the tokens.
+        placeholder_affixes: text that stood around the tokens.
     """
 
     ids: np.ndarray
     tensors: Tensors
-    surround: tuple[str, str]
+    placeholder_affixes: tuple[str, str]
 
 
 class Model:
-    """An opened checkpoint with what was learnt about it. Safe to use from several threads.
+    """An opened checkpoint with what was learned about it. Safe to use from several threads.
 
     Args:
         opened: what transformers opened.
@@ -174,24 +174,24 @@ class Model:
             said = " ".join(str(error).split())[:400]
             raise ProcessorRaised(f"{self.opened.author} raised {type(error).__name__}: {said}") from error
 
-    def alone(self, kind: Kind, medium: Any, kwargs: Kwargs) -> Alone:
-        """One medium with its placeholder alone: the difference to the placeholder's surroundings is its replacement.
+    def alone(self, kind: Kind, media_input: Any, kwargs: Kwargs) -> Alone:
+        """One media input with its placeholder alone: the difference to the placeholder's surroundings is its replacement.
 
         Raises:
             ProcessorRaised: whatever the processor raised.
             Unlike: the processor changes the prompt elsewhere too.
-            SizeError: no token stands for the medium.
+            SizeError: no token stands for the media input.
         """
         edge, _ = self._edge
         before, behind = self._plain
-        out = self.run(edge + kind.placeholder + edge, {kind.modality: [medium]}, {kind.modality: kwargs})
+        out = self.run(edge + kind.placeholder + edge, {kind.modality: [media_input]}, {kind.modality: kwargs})
         ids = _ids_of(out)
         inside = ids[len(before) : len(ids) - len(behind)]
         stays = np.array_equal(ids[: len(before)], before) and np.array_equal(ids[len(ids) - len(behind) :], behind)
         if not stays or len(ids) < len(before) + len(behind):
-            raise Unlike(f"it writes the prompt anew around its {kind.modality.argument}")
+            raise Unlike(f"it writes the prompt again around its {kind.modality.argument}")
         if not np.any(inside == kind.row_token):
-            raise SizeError("no token stands for a medium of this size")
+            raise SizeError("no token stands for a media input of this size")
         known = np.flatnonzero(np.isin(inside, self._added_ids))
         if not len(known):
             raise Unlike(f"no special token begins what stands for its {kind.modality.argument}")
@@ -209,7 +209,7 @@ class Model:
         text = str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False))
         again = self.tokenizer(edge + text + edge, add_special_tokens=False)["input_ids"]
         if again != [edge_id, *ids.tolist(), edge_id]:
-            raise Unlike("the text around a medium cannot be told from its tokens")
+            raise Unlike("the text around a media input cannot be told from its tokens")
         return text
 
     def _check_edges(self, placeholder: str, core: np.ndarray) -> None:
@@ -223,7 +223,7 @@ class Model:
 
     @cached_property
     def _edge(self) -> tuple[str, int]:
-        """A special token that stands for no medium, with its id: what is beside it cannot join text across it."""
+        """A special token that stands for no media input, with its id: what is beside it cannot join text across it."""
         own = {str(getattr(self.opened.processor, f"{name}_token", "")) for name in ("image", "video", "audio", "boi")}
         named = [self.tokenizer.eos_token, self.tokenizer.bos_token, self.tokenizer.pad_token]
         for token in [*named, *self.tokenizer.all_special_tokens]:
@@ -304,37 +304,37 @@ class Model:
         return None
 
     def _placeholders(self, modality: Modality) -> list[str]:
-        """Tokens that may stand for a medium in a prompt, the likeliest first."""
+        """Tokens that may stand for a media input in a prompt, the likeliest first."""
         name, vocabulary = modality.name.lower(), self.tokenizer.get_vocab()
         owners = (self.opened.processor, self.tokenizer)
         named = [getattr(owner, attribute, None) for owner in owners for attribute in (f"{name}_token", "boi_token")]
         return list(dict.fromkeys(str(token) for token in named if token is not None and str(token) in vocabulary))
 
     def _learn_kind(self, modality: Modality, row_token: int) -> Kind:
-        """Placeholder, tensors and surrounding text, from the first medium that it is tried with."""
-        medium = probe_medium(modality, 0, self)
+        """Placeholder, tensors and surrounding text, from the first media input that it is tried with."""
+        media_input = probe_media(modality, 0, self)
         faults: list[Exception] = []
         for placeholder in self._placeholders(modality):
             kind = Kind(
                 modality=modality, placeholder=placeholder, row_token=row_token, features=(), example=placeholder
             )
             try:
-                tried = self.alone(kind, medium, {})
+                tried = self.alone(kind, media_input, {})
             except (ProcessorRaised, SizeError) as error:
                 faults.append(error)
             except Unlike as error:
                 faults.append(error)
                 # In another place than its own, but it is there; with or without a placeholder.
                 for text in ("a", placeholder):
-                    out = self._ids_with(text, modality, medium, row_token)
+                    out = self._ids_with(text, modality, media_input, row_token)
                     if out is not None:
                         self.unlike = self.unlike or str(error)
                         return msgspec.structs.replace(kind, features=self._features(modality, out), example=text)
             else:
                 features = self._features(modality, tried.tensors)
-                return msgspec.structs.replace(kind, features=features, surround=tried.surround)
+                return msgspec.structs.replace(kind, features=features, placeholder_affixes=tried.placeholder_affixes)
         token = str(self.tokenizer.convert_ids_to_tokens(row_token))
-        out = self._ids_with("a", modality, medium, row_token)
+        out = self._ids_with("a", modality, media_input, row_token)
         if out is not None:
             self.unlike = self.unlike or f"it finds the places of {modality.argument} itself"
             features = self._features(modality, out)
@@ -346,10 +346,10 @@ class Model:
             argument="checkpoint",
         )
 
-    def _ids_with(self, text: str, modality: Modality, medium: Any, row_token: int) -> dict[str, Any] | None:
-        """What the processor gives for a medium beside a text; None where it raises or no token takes a row."""
+    def _ids_with(self, text: str, modality: Modality, media_input: Any, row_token: int) -> dict[str, Any] | None:
+        """What the processor gives for a media input beside a text; None where it raises or no token takes a row."""
         try:
-            out = self.run(text, {modality: [medium]}, {})
+            out = self.run(text, {modality: [media_input]}, {})
         except ProcessorRaised:
             return None
         return out if np.any(_ids_of(out) == row_token) else None
@@ -377,8 +377,8 @@ class Model:
             self.unlike = str(error)
 
     def _axes_of(self, kind: Kind) -> dict[str, int]:
-        media = [probe_medium(kind.modality, index, self) for index in range(3)]
-        parts = [self.alone(kind, medium, {}).tensors for medium in media]
+        media = [probe_media(kind.modality, index, self) for index in range(3)]
+        parts = [self.alone(kind, media_input, {}).tensors for media_input in media]
         whole = self.run(self._prompt([kind] * 3), {kind.modality: media}, {})
         axes = {}
         for name in kind.features:
@@ -404,7 +404,7 @@ class Model:
         return found[0][0]
 
     def _try_together(self, kwargs: Mapping[Modality, Kwargs]) -> None:
-        """Compare prompts of one, two and three media with what is put together from each alone, and pictures with blank ones.
+        """Compare prompts of one, two and three media with what is put together from each alone, and images with blank ones.
 
         Raises:
             Unlike: something differs.
@@ -414,12 +414,12 @@ class Model:
         for modality, kind in self.kinds.items():
             for index in range(3):
                 given = kwargs.get(modality, {})
-                known[modality, index] = found = self.alone(kind, probe_medium(modality, index, self), given)
-                blank = self.alone(kind, blank_of(probe_medium(modality, index, self)), given)
+                known[modality, index] = found = self.alone(kind, probe_media(modality, index, self), given)
+                blank = self.alone(kind, blank_of(probe_media(modality, index, self)), given)
                 same = [_same(found.tensors[name], blank.tensors[name]) for name in kind.fields]
                 if not np.array_equal(found.ids, blank.ids) or not all(same):
                     raise Unlike(f"tokens or fields of {modality.argument} depend on more than their size")
-                if found.surround != kind.surround:
+                if found.placeholder_affixes != kind.placeholder_affixes:
                     raise Unlike(f"the text around {modality.argument} depends on their size or on the arguments")
         orders: list[list[tuple[Modality, int]]] = []
         for modality in self.kinds:
@@ -435,7 +435,7 @@ class Model:
         prompt = self._prompt([self.kinds[modality] for modality, _ in order])
         media: dict[Modality, list[Any]] = {}
         for modality, index in order:
-            media.setdefault(modality, []).append(probe_medium(modality, index, self))
+            media.setdefault(modality, []).append(probe_media(modality, index, self))
         whole = self.run(prompt, media, kwargs)
         read = self.reader.read(prompt)
         parts = [known[entry] for entry in order]
@@ -458,10 +458,10 @@ class Model:
         """Start and end tokens that the chat template writes around media, and not around text in their place."""
         found = []
         for kind in self.kinds.values():
-            medium = {"type": kind.modality.name.lower()}
+            media_input = {"type": kind.modality.name.lower()}
             beside = [
                 self._beside(part, word)
-                for part, word in (({"type": "text", "text": "x"}, "x"), (medium, kind.placeholder))
+                for part, word in (({"type": "text", "text": "x"}, "x"), (media_input, kind.placeholder))
             ]
             (start, end), (other_start, other_end) = beside[1], beside[0]
             if start and end and start != other_start and end != other_end:
@@ -484,22 +484,24 @@ class Model:
     def reader(self) -> PromptReader:
         """Reads prompts as an open processor will."""
         ids = {m: int(self.tokenizer.convert_tokens_to_ids(kind.placeholder)) for m, kind in self.kinds.items()}
-        return PromptReader(self.tokenizer, ids, surround={m: kind.surround for m, kind in self.kinds.items()})
+        return PromptReader(
+            self.tokenizer, ids, placeholder_affixes={m: kind.placeholder_affixes for m, kind in self.kinds.items()}
+        )
 
     # ---------------------------------------------------------------- what an open processor asks
 
     def layout(self, kind: Kind, size: tuple[int, ...], kwargs: Kwargs) -> dict[str, np.ndarray]:
-        """Ids and fields of a medium from its size alone: what a blank one gives.
+        """Ids and fields of a media input from its size alone: what a blank one gives.
 
         Args:
             kind: how media of its modality are taken.
-            size: (height, width) of a picture, (samples,) of a sound.
+            size: (height, width) of an image, (samples,) of an audio input.
             kwargs: arguments for the processor's part.
         """
 
         def make() -> dict[str, np.ndarray]:
             found = self.alone(kind, blank(kind.modality, size), kwargs)
-            if found.surround != kind.surround:
+            if found.placeholder_affixes != kind.placeholder_affixes:
                 raise Unlike(f"the text around {kind.modality.argument} depends on their size")
             return fields_of(kind, found)
 
@@ -509,12 +511,12 @@ class Model:
         return made
 
     def probe(self, kind: Kind) -> tuple[np.ndarray, Tensors]:
-        """Ids and tensors of a prompt with one made-up medium, in the order of the kind's features.
+        """Ids and tensors of a prompt with one made-up media input, in the order of the kind's features.
 
         Shape:
             returns ids [n] int64.
         """
-        out = self.run(kind.example, {kind.modality: [probe_medium(kind.modality, 0, self)]}, {})
+        out = self.run(kind.example, {kind.modality: [probe_media(kind.modality, 0, self)]}, {})
         return _ids_of(out), {name: out[name] for name in kind.features}
 
     @cached_property
@@ -559,27 +561,27 @@ class _Pool:
         return self._free.get()
 
 
-def probe_medium(modality: Modality, index: int, model: Model) -> Any:
-    """A picture or sound to try a processor with, the same every time and with no two parts alike."""
+def probe_media(modality: Modality, index: int, model: Model) -> Any:
+    """An image or audio to try a processor with, the same every time and with no two parts alike."""
     random = np.random.Generator(np.random.PCG64(index))
     if modality is Modality.AUDIO:
-        samples = random.standard_normal(int(SOUNDS[index] * model.sampling_rate)) * 0.1
+        samples = random.standard_normal(int(AUDIOS[index] * model.sampling_rate)) * 0.1
         return samples.astype(np.float32)
-    return Image.fromarray(random.integers(0, 256, (*PICTURES[index], 3), dtype=np.uint8))
+    return Image.fromarray(random.integers(0, 256, (*IMAGES[index], 3), dtype=np.uint8))
 
 
 def blank(modality: Modality, size: tuple[int, ...]) -> Any:
-    """A medium of a size in which nothing is to be seen or heard."""
+    """A media input of a size in which nothing is to be seen or heard."""
     if modality is Modality.AUDIO:
         return np.zeros(size, dtype=np.float32)
     return Image.new("RGB", (size[1], size[0]), (127, 127, 127))
 
 
-def blank_of(medium: Any) -> Any:
-    """A blank medium of another's size."""
-    if isinstance(medium, np.ndarray):
-        return blank(Modality.AUDIO, medium.shape)
-    return blank(Modality.IMAGE, (medium.height, medium.width))
+def blank_of(media_input: Any) -> Any:
+    """A blank media input of another's size."""
+    if isinstance(media_input, np.ndarray):
+        return blank(Modality.AUDIO, media_input.shape)
+    return blank(Modality.IMAGE, (media_input.height, media_input.width))
 
 
 def fields_of(kind: Kind, found: Alone) -> dict[str, np.ndarray]:
@@ -625,11 +627,11 @@ _CLASSES = {
 
 
 def model_of(checkpoint: Checkpoint) -> Model:
-    """What was learnt about a checkpoint that `specialise` returned."""
+    """What was learned about a checkpoint that `specialize` returned."""
     return _MODELS[checkpoint]
 
 
-def specialise(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
+def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
     """The spec for one checkpoint, and the checkpoint with its processor's own tokenizer.
 
     Raises:
@@ -652,10 +654,12 @@ def specialise(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
         placeholders={modality: kind.placeholder for modality, kind in kinds.items()},
         fields={modality: (*extra, *kind.fields) for modality, kind in kinds.items()},
         token_pairs=model.pairs(),
-        surround={modality: kind.surround for modality, kind in kinds.items() if any(kind.surround)},
+        placeholder_affixes={
+            modality: kind.placeholder_affixes for modality, kind in kinds.items() if any(kind.placeholder_affixes)
+        },
         processor=f"mm_plugin_transformers_auto.processor:{_CLASSES[tuple(kinds)]}",
         positions="mm_plugin_transformers_auto.positions:positions" if has_mrope(model.config) else None,
-        specialise=None,
+        specialize=None,
         notes={
             "processor": type(model.opened.processor).__name__,
             "transformers": transformers.__version__,

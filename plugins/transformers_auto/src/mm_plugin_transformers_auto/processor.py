@@ -1,4 +1,4 @@
-"""Media and requests through the checkpoint's own processor, as it was learnt when the checkpoint was opened."""
+"""Media and requests through the checkpoint's own processor, as it was learned when the checkpoint was opened."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import torch
 from PIL import Image
 
 from mm_plugin import (
+    AcceptsAudio,
     BaseOptions,
-    For,
+    Checkpoint,
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    JointItem,
+    JointOutput,
     LimitError,
     MediaError,
-    Medium,
     Modality,
     ModelProcessor,
+    OptionScope,
+    ProcessesJointly,
     Replacement,
     RequestError,
     Size,
-    TakesAudio,
-    TakesWhole,
-    Whole,
-    WholeItem,
 )
 from mm_plugin.errors import PlaceholderError, SizeError
 from mm_plugin.identity import frame
@@ -38,16 +41,11 @@ from mm_plugin_transformers_auto.learning import (
     Unlike,
     fields_of,
     model_of,
-    probe_medium,
+    probe_media,
 )
 
 T = TypeVar("T")
 Arguments = dict[str, Any]
-
-
-def _no_settings(*_: Any) -> dict[str, Any]:
-    """A checkpoint's own settings are read by its processor, and are none of these options."""
-    return {}
 
 
 class ImagesOptions(BaseOptions, frozen=True, kw_only=True):
@@ -55,13 +53,17 @@ class ImagesOptions(BaseOptions, frozen=True, kw_only=True):
 
     Attributes:
         images_kwargs: arguments for the processor's image part, under transformers' own names; of plain values.
-        max_aspect_ratio: longer side of a picture over its shorter one, at most. Many processors first scale the shorter side
-            to a fixed number of pixels: a picture of one row would become as many gigabytes as it is long.
+        max_aspect_ratio: longer side of an image over its shorter one, at most. Many processors first scale the shorter side
+            to a fixed number of pixels: an image of one row would become as many gigabytes as it is long.
     """
 
-    read_settings: ClassVar[Any] = staticmethod(_no_settings)
-    images_kwargs: Annotated[Arguments, For.call("image")] = msgspec.field(default_factory=dict)
-    max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1), For.load("image")] = 100.0
+    @classmethod
+    def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> dict[str, Any]:  # noqa: ARG003
+        """None: the checkpoint's own processor reads them."""
+        return {}
+
+    images_kwargs: Annotated[Arguments, OptionScope.request("image")] = msgspec.field(default_factory=dict)
+    max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1), OptionScope.load("image")] = 100.0
 
     def __post_init__(self) -> None:
         _check_plain("images_kwargs", self.images_kwargs)
@@ -74,8 +76,12 @@ class AudioOptions(BaseOptions, frozen=True, kw_only=True):
         audio_kwargs: arguments for the processor's audio part, under transformers' own names; of plain values.
     """
 
-    read_settings: ClassVar[Any] = staticmethod(_no_settings)
-    audio_kwargs: Annotated[Arguments, For.call("audio")] = msgspec.field(default_factory=dict)
+    @classmethod
+    def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> dict[str, Any]:  # noqa: ARG003
+        """None: the checkpoint's own processor reads them."""
+        return {}
+
+    audio_kwargs: Annotated[Arguments, OptionScope.request("audio")] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_plain("audio_kwargs", self.audio_kwargs)
@@ -88,7 +94,7 @@ class ImagesAndAudioOptions(ImagesOptions, frozen=True, kw_only=True):
         audio_kwargs: as in `AudioOptions`.
     """
 
-    audio_kwargs: Annotated[Arguments, For.call("audio")] = msgspec.field(default_factory=dict)
+    audio_kwargs: Annotated[Arguments, OptionScope.request("audio")] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_plain("images_kwargs", self.images_kwargs)
@@ -103,7 +109,7 @@ def _check_plain(name: str, given: Arguments) -> None:
         raise ValueError(f"{name} must hold plain values: numbers, text, lists and objects of them") from error
 
 
-class TransformersProcessor(ModelProcessor, TakesWhole):
+class TransformersProcessor(ModelProcessor, ProcessesJointly):
     """What every model has in common; the classes below say what it takes."""
 
     def context(self, counts: Mapping[Modality, int]) -> str:
@@ -111,7 +117,7 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
         return self._learnt.digest
 
     def layout(self, modality: Modality, size: Any, options: Any, context: str) -> Mapping[str, Any]:
-        """`prompt_ids` [n] int64 and the tensors beside the feature, as a blank medium of this size gives them."""
+        """`prompt_ids` [n] int64 and the tensors beside the feature, as a blank media input of this size gives them."""
         kind, kwargs = self._learnt.kinds[modality], self._kwargs(options)
         self._check_kwargs(kwargs)
         measures = _measures(modality, size, options)
@@ -119,18 +125,20 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
             kind, measures, kwargs, lambda: self._learnt.layout(kind, measures, kwargs.get(modality, {}))
         )
 
-    def prepare(self, medium: Medium, layout: Mapping[str, Any], options: Any) -> torch.Tensor:
-        """The processor's tensor of this medium, if tokens and fields are those of `layout`."""
-        kind, kwargs = self._learnt.kinds[medium.modality], self._kwargs(options)
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> torch.Tensor:
+        """The processor's tensor of this media input, if tokens and fields are those of `layout`."""
+        kind, kwargs = self._learnt.kinds[decoded.modality], self._kwargs(options)
         found = self._trying(
             kind,
-            _measures(medium.modality, medium.size, options),
+            _measures(decoded.modality, decoded.size, options),
             kwargs,
-            lambda: self._learnt.alone(kind, _native(medium), kwargs.get(medium.modality, {})),
+            lambda: self._learnt.alone(kind, _native(decoded), kwargs.get(decoded.modality, {})),
         )
         for name, value in fields_of(kind, found).items():
             if not np.array_equal(value, layout[name]):
-                raise Unlike(f"{self._learnt.opened.author} gives another {name} than for a blank medium of this size")
+                raise Unlike(
+                    f"{self._learnt.opened.author} gives another {name} than for a blank media input of this size"
+                )
         return found.tensors[kind.features[0]]
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
@@ -140,21 +148,21 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
 
     # ---------------------------------------------------------------- as a whole
 
-    def as_a_whole(self) -> bool:
-        """Whether what a medium becomes could not be told from the medium alone."""
+    def is_joint(self) -> bool:
+        """Whether what a media input becomes could not be told from the media input alone."""
         return self._learnt.unlike is not None
 
-    def prepare_whole(
-        self, text: str, media: Mapping[Modality, Sequence[Medium]], options: Any, *, rendered: bool
-    ) -> Whole:
+    def prepare_jointly(
+        self, text: str, media: Mapping[Modality, Sequence[DecodedMedia]], options: Any, *, rendered: bool
+    ) -> JointOutput:
         """The processor on the whole request."""
         learnt, kwargs = self._learnt, self._kwargs(options)
         self._check_names(kwargs)
-        native = {modality: [_native(medium) for medium in given] for modality, given in media.items()}
+        native = {modality: [_native(decoded) for decoded in given] for modality, given in media.items()}
         for modality, given in media.items():
-            for index, medium in enumerate(given):
+            for index, decoded in enumerate(given):
                 try:
-                    _measures(modality, medium.size, options)
+                    _measures(modality, decoded.size, options)
                 except SizeError as error:
                     path = f"{modality.argument}[{index}]"
                     raise MediaError(f"{path}: {error.message}", path=path, reason="size") from error
@@ -176,15 +184,15 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
                     f"{path}: no token stands for {modality.argument} of this size", path=path, reason="size"
                 )
             fields = {name: out[name].numpy() for name in kind.fields}
-            items.append(WholeItem(modality, ids == kind.row_token, out[kind.features[0]], fields))
-        return Whole(ids, items)
+            items.append(JointItem(modality, ids == kind.row_token, out[kind.features[0]], fields))
+        return JointOutput(ids, items)
 
     # ---------------------------------------------------------------- whose fault it is
 
     def _trying(
         self, kind: Kind, measures: tuple[int, ...], kwargs: Mapping[Modality, Kwargs], step: Callable[[], T]
     ) -> T:
-        """A step over one medium: what only this medium or these arguments bring about is the request's fault."""
+        """A step over one media input: what only this media input or these arguments bring about is the request's fault."""
         learnt, own = self._learnt, kwargs.get(kind.modality, {})
         try:
             return step()
@@ -204,8 +212,8 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
     def _works_on_a_plain_one(self, kind: Kind) -> bool:
         """Whether the processor still does what it did when the model was opened."""
         learnt = self._learnt
-        medium = probe_medium(kind.modality, 0, learnt)
-        return self._works(lambda: learnt.run(kind.example, {kind.modality: [medium]}, {}))
+        media_input = probe_media(kind.modality, 0, learnt)
+        return self._works(lambda: learnt.run(kind.example, {kind.modality: [media_input]}, {}))
 
     @staticmethod
     def _works(step: Callable[[], Any]) -> bool:
@@ -235,7 +243,7 @@ class TransformersProcessor(ModelProcessor, TakesWhole):
                 self._check_size(modality, name, given[name])
 
     def _check_size(self, modality: Modality, name: str, value: Any) -> None:
-        """A request may not have pictures made that are larger than those it may send; what was given at load may.
+        """A request may not have images made that are larger than those it may send; what was given at load may.
 
         Raises:
             LimitError: a number, taken for a side in pixels, is of a square over `max_image_pixels`.
@@ -279,7 +287,7 @@ class ImagesProcessor(TransformersProcessor):
     Options: ClassVar[type[BaseOptions]] = ImagesOptions
 
 
-class AudioProcessor(TransformersProcessor, TakesAudio):
+class AudioProcessor(TransformersProcessor, AcceptsAudio):
     """Any model that takes audio."""
 
     Options: ClassVar[type[BaseOptions]] = AudioOptions
@@ -305,10 +313,10 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _measures(modality: Modality, size: Any, options: Any) -> tuple[int, ...]:
-    """(height, width) of a picture, (samples,) of a sound.
+    """(height, width) of an image, (samples,) of an audio input.
 
     Raises:
-        SizeError: a picture is too long for its width, or too wide for its height.
+        SizeError: an image is too long for its width, or too wide for its height.
     """
     if modality is Modality.AUDIO:
         return (int(size.num_samples),)
@@ -322,8 +330,9 @@ def _measures(modality: Modality, size: Any, options: Any) -> tuple[int, ...]:
     return height, width
 
 
-def _native(medium: Medium) -> Any:
-    """A medium as transformers' processors take it."""
-    if medium.modality is Modality.AUDIO:
-        return medium.samples
-    return Image.fromarray(medium.pixels)
+def _native(decoded: DecodedMedia) -> Any:
+    """A media input as transformers' processors take it."""
+    if isinstance(decoded, DecodedAudio):
+        return decoded.samples
+    assert isinstance(decoded, DecodedImage)
+    return Image.fromarray(decoded.pixels)

@@ -15,7 +15,7 @@ from PIL import Image
 from mm_plugin import AudioSamples, ForwardBatch, MultimodalInputs, Registry, UsageError, discover, embed_mm_inputs
 from mm_plugin_transformers_auto.testing import FAMILIES, Family, make_checkpoint
 
-# (height, width) of two pictures, and samples of two sounds, at 16,000 a second.
+# (height, width) of two images, and samples of two audio inputs, at 16,000 a second.
 SIZES = ((161, 184), (337, 90))
 SAMPLES = (16_000, 9_001)
 # Differences are told by these bounds: what lies below the first is another number on every machine.
@@ -27,9 +27,9 @@ What `mm-plugin-transformers-auto` makes of each family of models that it is pro
 test compares it with what is measured. Every checkpoint is a tiny one with random weights, made on the spot by
 `mm_plugin_transformers_auto.testing`; the processor and the model's code are transformers' own.
 
-- **media**: `one by one` means that a medium is prepared and remembered by itself, whatever stands beside it; `as a whole` that
+- **media**: `one by one` means that each media input is prepared and cached by itself, whatever stands beside it; `as a whole` that
   what it becomes was seen to depend on the request, which is then prepared together and not remembered.
-- **rows**: of a picture of 161 x 184 pixels (height x width) and one of 337 x 90; of a sound of one second and one of 0.56, or of
+- **rows**: of an image of 161 x 184 pixels (height x width) and one of 337 x 90; of audio of one second and of 0.56, or of
   the first alone where a request may have but one. They belong to the tiny model: a released one has more.
 - **tokens**: of the whole prompt with them. The ids equal those of the processor, or the page could not be written.
 - **largest difference**: of the language model's logits from the model's own forward on the same request.
@@ -76,9 +76,9 @@ def _measure(registry: Registry, family: Family, folder: Path) -> list[str]:
         images = [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in SIZES[:count]]
         given, arguments = {"images": images}, {"images": images}
     else:
-        sounds = [(random.standard_normal(length) * 0.1).astype(np.float32) for length in SAMPLES[:count]]
-        given = {"audios": [AudioSamples(samples, 16_000) for samples in sounds]}
-        arguments = {"audio": sounds, "sampling_rate": 16_000}
+        audios = [(random.standard_normal(length) * 0.1).astype(np.float32) for length in SAMPLES[:count]]
+        given = {"audios": [AudioSamples(samples, 16_000) for samples in audios]}
+        arguments = {"audio": audios, "sampling_rate": 16_000}
     output = processor.process(prompt, **given)
     whole = dict(reference(text=[prompt], return_tensors="pt", **arguments))
     whole.pop("labels", None)

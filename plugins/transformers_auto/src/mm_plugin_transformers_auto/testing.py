@@ -1,7 +1,7 @@
 """Tiny checkpoints with seeded weights of the model families that the fallback is proved on, made on the spot by transformers.
 
 Each is laid out as released ones are: config.json, a tokenizer, processor_config.json, safetensors. What is small is the model, not
-the rule by which its pictures are cut and its prompts are written.
+the rule by which its images are cut and its prompts are written.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         special: special tokens beside the ones that every tokenizer here has.
         config: the model's config, by the ids of its tokens.
         processor: processor_config.json.
-        image: how a picture stands in a prompt; empty where it takes none.
-        audio: how a sound stands in a prompt; empty where it takes none.
+        image: how an image stands in a prompt; empty where it takes none.
+        audio: how an audio input stands in a prompt; empty where it takes none.
         needs: packages that its processor cannot be opened without.
         refused: whether it is refused, as what it does is nothing that this interface can give.
         most: media that its processor takes in one request.
@@ -76,16 +76,16 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt(self, count: int) -> str:
         """A prompt with so many media of the family's kind, some of which touch text without a space, and some each other."""
-        medium = self.image or self.audio
+        media = self.image or self.audio
         texts = ["see ", " and the\n", "", "\n\nthe other ", " in "]
-        return "".join(texts[index % 5] + medium for index in range(count)) + "\nwhat is in the one?"
+        return "".join(texts[index % 5] + media for index in range(count)) + "\nwhat is in the one?"
 
 
 def _sizes(side: int) -> dict[str, Any]:
     return {"size": {"height": side, "width": side}}
 
 
-def _clip(side: int, **settings: Any) -> dict[str, Any]:
+def _video(side: int, **settings: Any) -> dict[str, Any]:
     return {
         "image_processor_type": "CLIPImageProcessor",
         "crop_size": {"height": side, "width": side},
@@ -338,7 +338,7 @@ FAMILIES: Mapping[str, Family] = {
             config=_llava,
             processor={
                 "processor_class": "LlavaProcessor",
-                "image_processor": _clip(56),
+                "image_processor": _video(56),
                 "patch_size": 14,
                 "vision_feature_select_strategy": "default",
                 "num_additional_image_tokens": 1,
@@ -353,7 +353,7 @@ FAMILIES: Mapping[str, Family] = {
             config=_llava_next,
             processor={
                 "processor_class": "LlavaNextProcessor",
-                "image_processor": _clip(336)
+                "image_processor": _video(336)
                 | {
                     "image_processor_type": "LlavaNextImageProcessor",
                     "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
@@ -387,7 +387,7 @@ FAMILIES: Mapping[str, Family] = {
             processor={"processor_class": "PaliGemmaProcessor", "image_processor": _SIGLIP | {"image_seq_length": 16}},
             image="<image>",
             bos=False,
-            shows="a prompt that is written anew around its pictures",
+            shows="a prompt that is written again around its images",
         ),
         Family(
             name="idefics3",
@@ -429,7 +429,7 @@ FAMILIES: Mapping[str, Family] = {
                 "image_seq_len": 6,
             },
             image="<image>",
-            shows="pictures of their own shape, padded to the largest, and a resampler",
+            shows="images of their own shape, padded to the largest, and a resampler",
         ),
         Family(
             name="aya_vision",
@@ -511,7 +511,7 @@ FAMILIES: Mapping[str, Family] = {
             },
             audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
             bos=False,
-            shows="sounds",
+            shows="audio inputs",
         ),
         Family(
             name="audioflamingo3",
@@ -526,7 +526,7 @@ FAMILIES: Mapping[str, Family] = {
             audio="<sound>",
             bos=False,
             most=1,
-            shows="sounds in windows, one of them in a request",
+            shows="audio inputs in windows, one of them in a request",
         ),
         Family(
             name="llava_onevision",
@@ -546,7 +546,7 @@ FAMILIES: Mapping[str, Family] = {
             },
             image="<image>",
             needs=("torchvision",),
-            shows="any resolution of one picture, another rule for several",
+            shows="any resolution of one image, another rule for several",
         ),
         Family(
             name="internvl",

@@ -1,7 +1,7 @@
-"""Odd pictures, clips and sounds, made on the spot, each with its right answer or its right error. Holds no files.
+"""Odd images, videos and audio inputs, made on the spot, each with its right answer or its right error. Holds no files.
 
-    for specimen in corpus.images():
-        corpus.check(specimen)
+    for entry in corpus.images():
+        corpus.check(entry)
 
 `forms` gives each in every form in which it may be sent, `mutated` harms a file, and `sweep` feeds all of them to a plugin.
 Expected pixels and samples are arithmetic on what the file was made from; nothing is read back to know them.

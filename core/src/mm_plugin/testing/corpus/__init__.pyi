@@ -1,20 +1,20 @@
-from .audio_entries import sounds
-from .entries import Clip, Picture, Sound, Specimen, check, forms, mutated, read
+from .audio_entries import audios
+from .entries import CorpusEntry, ExpectedAudio, ExpectedImage, ExpectedVideo, check, forms, mutated, read
 from .image_entries import images
 from .plugin_sweep import sweep
-from .video_entries import clips
+from .video_entries import videos
 
 __all__ = [
-    "Clip",
-    "Picture",
-    "Sound",
-    "Specimen",
+    "CorpusEntry",
+    "ExpectedAudio",
+    "ExpectedImage",
+    "ExpectedVideo",
+    "audios",
     "check",
-    "clips",
     "forms",
     "images",
     "mutated",
     "read",
-    "sounds",
     "sweep",
+    "videos",
 ]

@@ -1,4 +1,4 @@
-"""Odd sounds: every way to store samples that people send, and what must be refused. Needs the extra `video`."""
+"""Odd audio inputs: every way to store samples that people send, and what must be refused. Needs the extra `video`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from mm_plugin.items import Modality
 from mm_plugin.media.types import AudioSamples
-from mm_plugin.testing.corpus.encoders import HERTZ, encoded, encoded_sound, pictures, tone
-from mm_plugin.testing.corpus.entries import Sound, Specimen, refuses
+from mm_plugin.testing.corpus.encoders import HERTZ, encoded, encoded_audio, images, tone
+from mm_plugin.testing.corpus.entries import CorpusEntry, ExpectedAudio, refuses
 from mm_plugin.testing.corpus.formats import noise, png, samples_of, wav
 
 _refuses = functools.partial(refuses, Modality.AUDIO)
 
 
-def sounds() -> Iterator[Specimen]:
-    """Every odd sound, equal bytes each time.
+def audios() -> Iterator[CorpusEntry]:
+    """Every odd audio, equal bytes each time.
 
     Raises:
         UsageError: PyAV is not installed.
@@ -29,10 +29,12 @@ def sounds() -> Iterator[Specimen]:
         yield from family()
 
 
-def _sound(name: str, value: Any, samples: np.ndarray, rate: int, tolerance: float = 0.0, note: str = "") -> Specimen:
+def _audio(
+    name: str, value: Any, samples: np.ndarray, rate: int, tolerance: float = 0.0, note: str = ""
+) -> CorpusEntry:
     hertz = HERTZ if len(samples) > rate // 20 else None
-    expected = Sound(len(samples), rate, samples.astype(np.float32), hertz, tolerance)
-    return Specimen(name, Modality.AUDIO, value, expected, note=note)
+    expected = ExpectedAudio(len(samples), rate, samples.astype(np.float32), hertz, tolerance)
+    return CorpusEntry(name, Modality.AUDIO, value, expected, note=note)
 
 
 # ---------------------------------------------------------------- WAVE
@@ -40,59 +42,59 @@ def _sound(name: str, value: Any, samples: np.ndarray, rate: int, tolerance: flo
 _ROUNDING = 1e-6  # of a mean in float32
 
 
-def _waves() -> Iterator[Specimen]:
+def _waves() -> Iterator[CorpusEntry]:
     for bits in (8, 16, 24, 32):
         whole = np.rint(tone(2000, 16_000) * ((1 << bits - 1) - 1)).astype(np.int64)
         data = wav(samples_of(whole, bits), rate=16_000, bits=bits)
-        yield _sound(f"wav/{bits} bits", data, whole[:, 0] / (1 << bits - 1), 16_000, 0 if bits < 32 else 1e-7)
+        yield _audio(f"wav/{bits} bits", data, whole[:, 0] / (1 << bits - 1), 16_000, 0 if bits < 32 else 1e-7)
     for bits, kind in ((32, "<f4"), (64, "<f8")):
         floats = tone(2000, 16_000).astype(kind)
         data = wav(floats.tobytes(), rate=16_000, bits=bits, code=3)
-        yield _sound(f"wav/floats of {bits} bits", data, floats[:, 0], 16_000, 0 if bits == 32 else 1e-7)
+        yield _audio(f"wav/floats of {bits} bits", data, floats[:, 0], 16_000, 0 if bits == 32 else 1e-7)
     for rate in (8_000, 22_050, 44_100, 48_000, 96_000):
         whole = np.rint(tone(rate // 5, rate) * 32_767).astype(np.int64)
-        yield _sound(f"wav/{rate} Hz", wav(samples_of(whole, 16), rate=rate), whole[:, 0] / 32_768, rate)
+        yield _audio(f"wav/{rate} Hz", wav(samples_of(whole, 16), rate=rate), whole[:, 0] / 32_768, rate)
     for channels in (2, 6, 8):
         whole = np.rint(tone(2000, 16_000, channels) * 32_767).astype(np.int64)
         data = wav(samples_of(whole, 16), rate=16_000, channels=channels)
         mean = whole.mean(axis=1) / 32_768
-        yield _sound(f"wav/{channels} channels", data, mean, 16_000, _ROUNDING, "channels are averaged")
+        yield _audio(f"wav/{channels} channels", data, mean, 16_000, _ROUNDING, "channels are averaged")
     loud = np.array([[2.0], [-3.0], [0.5]], "<f4")
     data = wav(loud.tobytes(), rate=8_000, bits=32, code=3)
-    yield _sound("wav/floats beyond full scale", data, loud[:, 0], 8_000, note="kept: clipping is the model's affair")
+    yield _audio("wav/floats beyond full scale", data, loud[:, 0], 8_000, note="kept: clipping is the model's affair")
     one = wav(struct.pack("<h", 16_384), rate=8_000)
-    yield _sound("wav/one sample", one, np.array([0.5]), 8_000)
+    yield _audio("wav/one sample", one, np.array([0.5]), 8_000)
     whole = np.rint(tone(2000, 16_000) * 32_767).astype(np.int64)
     raw = samples_of(whole, 16)
     shown = whole[:, 0] / 32_768
-    yield _sound("wav/length told too large", wav(raw, rate=16_000, told=2**31), shown, 16_000, note="a stream's head")
-    yield _sound("wav/length unknown", wav(raw, rate=16_000, told=2**32 - 1), shown, 16_000, note="a stream's head")
-    yield _sound("wav/cut within a sample", wav(raw[:-1], rate=16_000, told=4000), shown[:-1], 16_000)
+    yield _audio("wav/length told too large", wav(raw, rate=16_000, told=2**31), shown, 16_000, note="a stream's head")
+    yield _audio("wav/length unknown", wav(raw, rate=16_000, told=2**32 - 1), shown, 16_000, note="a stream's head")
+    yield _audio("wav/cut within a sample", wav(raw[:-1], rate=16_000, told=4000), shown[:-1], 16_000)
     extra = b"LIST" + struct.pack("<I", 12) + b"INFOIART\0\0\0\0"
     plain = wav(raw, rate=16_000)
-    yield _sound("wav/other chunks before its samples", plain[:12] + extra + plain[12:], shown, 16_000)
+    yield _audio("wav/other chunks before its samples", plain[:12] + extra + plain[12:], shown, 16_000)
 
 
 # ---------------------------------------------------------------- by PyAV
 
 
-def _lossless() -> Iterator[Specimen]:
+def _lossless() -> Iterator[CorpusEntry]:
     for channels in (1, 2):
         whole = np.rint(tone(9000, 44_100, channels) * 32_767).astype(np.int16)
-        data = encoded_sound(whole, 44_100, "flac", "flac", "s16")
+        data = encoded_audio(whole, 44_100, "flac", "flac", "s16")
         mean = whole.astype(np.float64).mean(axis=1) / 32_768
-        yield _sound(f"flac/{channels} channels", data, mean, 44_100, _ROUNDING)
+        yield _audio(f"flac/{channels} channels", data, mean, 44_100, _ROUNDING)
     deep = (np.rint(tone(9000, 96_000) * 8_388_607).astype(np.int64) * 256).astype(np.int32)
-    data = encoded_sound(deep, 96_000, "flac", "flac", "s32", {"bits_per_raw_sample": "24"})
-    yield _sound("flac/24 bits, 96 kHz", data, deep[:, 0] / 2**31, 96_000, _ROUNDING)
+    data = encoded_audio(deep, 96_000, "flac", "flac", "s32", {"bits_per_raw_sample": "24"})
+    yield _audio("flac/24 bits, 96 kHz", data, deep[:, 0] / 2**31, 96_000, _ROUNDING)
     whole = np.rint(tone(8192, 44_100) * 32_767).astype(np.int16)
-    data = encoded_sound(whole, 44_100, "ipod", "alac", "s16p")
-    yield _sound("m4a/alac", data, whole[:, 0] / 32_768, 44_100)
-    data = encoded_sound(whole, 44_100, "aiff", "pcm_s16be", "s16")
-    yield _sound("aiff/16 bits", data, whole[:, 0] / 32_768, 44_100)
+    data = encoded_audio(whole, 44_100, "ipod", "alac", "s16p")
+    yield _audio("m4a/alac", data, whole[:, 0] / 32_768, 44_100)
+    data = encoded_audio(whole, 44_100, "aiff", "pcm_s16be", "s16")
+    yield _audio("aiff/16 bits", data, whole[:, 0] / 32_768, 44_100)
 
 
-def _lossy() -> Iterator[Specimen]:
+def _lossy() -> Iterator[CorpusEntry]:
     for name, container, codec, layout, rate, options in (
         ("mp3/44.1 kHz", "mp3", "libmp3lame", "s16p", 44_100, {}),
         ("mp3/8 kHz", "mp3", "libmp3lame", "s16p", 8_000, {}),
@@ -105,26 +107,26 @@ def _lossy() -> Iterator[Specimen]:
         wave = tone(rate // 2, rate)
         wave = np.repeat(wave, channels, axis=1)
         levels = wave.astype(np.float32) if layout == "fltp" else np.rint(wave * 32_767).astype(np.int16)
-        data = encoded_sound(levels, rate, container, codec, layout, options)
-        expected = Sound(len(levels), rate, hertz=HERTZ, slack=4096)
-        yield Specimen(name, Modality.AUDIO, data, expected, note="codecs add silence at the ends")
-    film = encoded(pictures(12), sound=True)
-    expected = Sound(24_576, 48_000, hertz=HERTZ, slack=2048)
-    yield Specimen("mp4/the sound of a film", Modality.AUDIO, film, expected)
+        data = encoded_audio(levels, rate, container, codec, layout, options)
+        expected = ExpectedAudio(len(levels), rate, hertz=HERTZ, slack=4096)
+        yield CorpusEntry(name, Modality.AUDIO, data, expected, note="codecs add silence at the ends")
+    film = encoded(images(12), audio=True)
+    expected = ExpectedAudio(24_576, 48_000, hertz=HERTZ, slack=2048)
+    yield CorpusEntry("mp4/the audio of a film", Modality.AUDIO, film, expected)
 
 
-def _given() -> Iterator[Specimen]:
+def _given() -> Iterator[CorpusEntry]:
     wave = tone(4000, 16_000, 2)
     floats = wave.T.astype(np.float32)  # [channels, num_samples]
-    yield _sound("samples/floats", AudioSamples(floats[0], 16_000), floats[0], 16_000)
-    yield _sound("samples/two channels", AudioSamples(floats, 16_000), floats.mean(axis=0), 16_000, _ROUNDING)
+    yield _audio("samples/floats", AudioSamples(floats[0], 16_000), floats[0], 16_000)
+    yield _audio("samples/two channels", AudioSamples(floats, 16_000), floats.mean(axis=0), 16_000, _ROUNDING)
     whole = np.rint(wave[:, 0] * 32_767).astype(np.int16)
-    yield _sound("samples/int16", AudioSamples(whole, 16_000), whole / 32_768, 16_000)
-    yield _sound("samples/float64", AudioSamples(wave[:, 0], 16_000), wave[:, 0], 16_000)
-    yield _sound("samples/a list", AudioSamples(floats[0].tolist(), 16_000), floats[0], 16_000)
-    yield _sound("samples/every second", AudioSamples(floats[0, ::2], 8_000), floats[0, ::2], 8_000)
+    yield _audio("samples/int16", AudioSamples(whole, 16_000), whole / 32_768, 16_000)
+    yield _audio("samples/float64", AudioSamples(wave[:, 0], 16_000), wave[:, 0], 16_000)
+    yield _audio("samples/a list", AudioSamples(floats[0].tolist(), 16_000), floats[0], 16_000)
+    yield _audio("samples/every second", AudioSamples(floats[0, ::2], 8_000), floats[0, ::2], 8_000)
     half = floats[0].astype(np.float16)
-    yield _sound("samples/float16", AudioSamples(half, 16_000), half, 16_000)
+    yield _audio("samples/float16", AudioSamples(half, 16_000), half, 16_000)
     yield _refuses("samples/bare array", floats[0], "metadata")
     yield _refuses("samples/bare list", [0.0, 0.5], "metadata")
     for name, samples in {
@@ -150,7 +152,7 @@ def _given() -> Iterator[Specimen]:
 # ---------------------------------------------------------------- what must be refused
 
 
-def _broken() -> Iterator[Specimen]:
+def _broken() -> Iterator[CorpusEntry]:
     whole = samples_of(np.rint(tone(2000, 16_000) * 32_767).astype(np.int64), 16)
     plain = wav(whole, rate=16_000)
     yield _refuses("broken/empty", b"", "empty")
@@ -166,7 +168,7 @@ def _broken() -> Iterator[Specimen]:
     yield _refuses("broken/wav of 0 channels", wav(whole, rate=8_000, channels=0), "format", "broken", "codec", "rate")
     yield _refuses("broken/wav of 65535 channels", wav(whole, rate=8_000, channels=65_535), "format", "broken", "empty")
     yield _refuses("broken/wav of no known code", wav(whole, rate=8_000, code=0x7777), "codec", "format", "broken")
-    flac = encoded_sound(np.rint(tone(9000, 44_100) * 32_767).astype(np.int16), 44_100, "flac", "flac", "s16")
+    flac = encoded_audio(np.rint(tone(9000, 44_100) * 32_767).astype(np.int16), 44_100, "flac", "flac", "s16")
     yield _refuses("broken/flac of a head alone", flac[:60], "empty", "format", "broken")
     yield _refuses("bomb/wav of an hour in 3600 bytes", wav(bytes(3600), rate=1, bits=8), "max_audio_seconds")
     others: dict[str, Any] = {"None": None, "a number": 3, "a dict": {}, "an open file": io.BytesIO(plain)}
@@ -176,12 +178,12 @@ def _broken() -> Iterator[Specimen]:
     yield _refuses("path/missing", "there/is/no/such.wav", "path")
 
 
-def _foreign() -> Iterator[Specimen]:
+def _foreign() -> Iterator[CorpusEntry]:
     levels = tone(9_600, 48_000).astype(np.float32)
-    bare = encoded_sound(levels, 48_000, "adts", "aac", "fltp")
+    bare = encoded_audio(levels, 48_000, "adts", "aac", "fltp")
     yield _refuses("foreign/bare aac", bare, "format", "rate", note="no head tells its rate")
-    yield _refuses("foreign/film without sound", encoded(pictures(3)), "format")
-    yield _refuses("foreign/png", png(pictures(1)[0]), "format")
+    yield _refuses("foreign/film without audio", encoded(images(3)), "format")
+    yield _refuses("foreign/png", png(images(1)[0]), "format")
     yield _refuses("foreign/text", b"an ordinary sentence, longer than forty characters, and no path", "format")
     yield _refuses("foreign/midi", b"MThd" + struct.pack(">IHHH", 6, 0, 1, 96) + b"MTrk" + bytes(40), "format")
     yield _refuses("foreign/playlist", b"#EXTM3U\nfile:///etc/passwd\n", "format", note="no other file is opened")

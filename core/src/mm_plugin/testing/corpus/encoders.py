@@ -1,4 +1,4 @@
-"""Clips and sounds written with PyAV, equal bytes each time. Reads nothing; needs the extra `video`."""
+"""Videos and audio inputs written with PyAV, equal bytes each time. Reads nothing; needs the extra `video`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = (48, 64)  # height and width of a frame
 HERTZ = 440.0
 
 
-def pictures(count: int, size: tuple[int, int] = SIDES) -> np.ndarray:
+def images(count: int, size: tuple[int, int] = SIDES) -> np.ndarray:
     """Frames [n, height, width, 3] that tell themselves apart: a gray that grows, one that falls, and red in a corner."""
     height, width = size
     out = np.empty((count, height, width, 3), np.uint8)
@@ -39,7 +39,7 @@ def encoded(
     options: dict[str, str] | None = None,
     muxer: dict[str, str] | None = None,
     rotation: int = 0,
-    sound: bool = False,
+    audio: bool = False,
     seekable: bool = True,
 ) -> bytes:
     """Frames as a file, equal bytes each time.
@@ -55,7 +55,7 @@ def encoded(
         options: of the encoder.
         muxer: of the container.
         rotation: degrees counterclockwise by which a viewer is told to turn the frames.
-        sound: whether a tone goes with it.
+        audio: whether a tone goes with it.
         seekable: whether the muxer may go back to write into the head what it learns at the end.
     """
     av = import_av()
@@ -72,12 +72,12 @@ def encoded(
             stream.codec_context.time_base = base
         if rotation:
             stream.set_display_rotation(rotation)
-        if sound:
+        if audio:
             track: Any = out.add_stream("aac", rate=48_000, layout="mono")
             track.codec_context.flags |= av.codec.context.Flags.bitexact
         out.start_encoding()
-        if sound:
-            _write_sound(out, track, tone(24_576, 48_000).astype(np.float32), "fltp")
+        if audio:
+            _write_audio(out, track, tone(24_576, 48_000).astype(np.float32), "fltp")
         for place, pixels in enumerate(frames):
             shown = av.VideoFrame.from_ndarray(pixels, format="rgba" if pixels.shape[2] == 4 else "rgb24")
             shown.pts = place if ticks is None else ticks[place]
@@ -129,7 +129,7 @@ def tone(count: int, rate: int, channels: int = 1) -> np.ndarray:
     return found
 
 
-def encoded_sound(
+def encoded_audio(
     levels: np.ndarray, rate: int, container: str, codec: str, format: str, options: dict[str, str] | None = None
 ) -> bytes:
     """Levels [num_samples, channels] as a file, equal bytes each time.
@@ -150,11 +150,11 @@ def encoded_sound(
         stream.codec_context.format = format
         stream.codec_context.flags |= av.codec.context.Flags.bitexact
         out.start_encoding()
-        _write_sound(out, stream, levels, format)
+        _write_audio(out, stream, levels, format)
     return buffer.getvalue()
 
 
-def _write_sound(out: Any, stream: Any, levels: np.ndarray, format: str) -> None:
+def _write_audio(out: Any, stream: Any, levels: np.ndarray, format: str) -> None:
     av = import_av()
     size = stream.codec_context.frame_size or 1024
     layout = stream.codec_context.layout.name

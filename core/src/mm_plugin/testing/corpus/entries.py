@@ -1,4 +1,4 @@
-"""What a specimen is, in which forms it may come, and whether what becomes of it is right. Makes none."""
+"""What an entry is, in which forms it may come, and whether what becomes of it is right. Makes none."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mm_plugin.errors import LimitError, RequestError
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import open_audio
 from mm_plugin.media.images import open_image
-from mm_plugin.media.types import AudioSize, Medium, SampledVideo
+from mm_plugin.media.types import AudioSize, DecodedAudio, DecodedImage, DecodedMedia, DecodedVideo, SampledVideo
 from mm_plugin.media.video import open_video, whole
 from mm_plugin.settings import Settings
 
 
-class Picture(msgspec.Struct, frozen=True, eq=False):
+class ExpectedImage(msgspec.Struct, frozen=True, eq=False):
     """What an image must show.
 
     Attributes:
@@ -36,7 +36,7 @@ class Picture(msgspec.Struct, frozen=True, eq=False):
     tolerance: int = 0
 
 
-class Clip(msgspec.Struct, frozen=True, eq=False):
+class ExpectedVideo(msgspec.Struct, frozen=True, eq=False):
     """What a video must show.
 
     Attributes:
@@ -50,8 +50,8 @@ class Clip(msgspec.Struct, frozen=True, eq=False):
     tolerance: float = 0.0
 
 
-class Sound(msgspec.Struct, frozen=True, eq=False):
-    """What a sound must hold.
+class ExpectedAudio(msgspec.Struct, frozen=True, eq=False):
+    """What an audio input must hold.
 
     Attributes:
         num_samples: at its own rate.
@@ -70,8 +70,8 @@ class Sound(msgspec.Struct, frozen=True, eq=False):
     slack: int = 0
 
 
-class Specimen(msgspec.Struct, frozen=True, eq=False):
-    """One odd medium, with what must become of it under the default settings.
+class CorpusEntry(msgspec.Struct, frozen=True, eq=False):
+    """One odd media input, with what must become of it under the default settings.
 
     Attributes:
         name: its own, such as `png/palette with a table of alpha`.
@@ -87,7 +87,7 @@ class Specimen(msgspec.Struct, frozen=True, eq=False):
     name: str
     modality: Modality
     value: Any
-    expected: Picture | Clip | Sound | None = None
+    expected: ExpectedImage | ExpectedVideo | ExpectedAudio | None = None
     refused: tuple[str, ...] = ()
     note: str = ""
     encoded_only: bool = False
@@ -95,25 +95,25 @@ class Specimen(msgspec.Struct, frozen=True, eq=False):
 
 def shows(
     name: str, value: Any, pixels: np.ndarray, tolerance: int = 0, note: str = "", *, encoded_only: bool = False
-) -> Specimen:
+) -> CorpusEntry:
     """An image that is read."""
-    picture = Picture(np.ascontiguousarray(pixels), tolerance)
-    return Specimen(name, Modality.IMAGE, value, picture, note=note, encoded_only=encoded_only)
+    img = ExpectedImage(np.ascontiguousarray(pixels), tolerance)
+    return CorpusEntry(name, Modality.IMAGE, value, img, note=note, encoded_only=encoded_only)
 
 
-def refuses(modality: Modality, name: str, value: Any, *reasons: str, note: str = "") -> Specimen:
-    """A medium that is refused."""
-    return Specimen(name, modality, value, refused=reasons, note=note)
+def refuses(modality: Modality, name: str, value: Any, *reasons: str, note: str = "") -> CorpusEntry:
+    """A media input that is refused."""
+    return CorpusEntry(name, modality, value, refused=reasons, note=note)
 
 
-def forms(specimen: Specimen, folder: Path | str) -> Iterator[tuple[str, Any]]:
-    """Every form in which a specimen can be sent: (name, value). Settings need `folder` as their `media_root`.
+def forms(entry: CorpusEntry, folder: Path | str) -> Iterator[tuple[str, Any]]:
+    """Every form in which an entry can be sent: (name, value). Settings need `folder` as their `media_root`.
 
     Args:
-        specimen: any; one that is no encoded file has one form.
+        entry: any; one that is no encoded file has one form.
         folder: an existing folder, in which a file is written where there are bytes.
     """
-    data = specimen.value
+    data = entry.value
     yield "value", data
     if not isinstance(data, bytes):
         return
@@ -129,7 +129,7 @@ def forms(specimen: Specimen, folder: Path | str) -> Iterator[tuple[str, Any]]:
     yield "path", str(file)
     yield "Path", file
     yield "file: URL", file.as_uri()
-    if specimen.modality is Modality.IMAGE and specimen.expected is not None and not specimen.encoded_only:
+    if entry.modality is Modality.IMAGE and entry.expected is not None and not entry.encoded_only:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             opened, loaded = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(data))
@@ -138,48 +138,51 @@ def forms(specimen: Specimen, folder: Path | str) -> Iterator[tuple[str, Any]]:
         yield "PIL, loaded", loaded
 
 
-def check(specimen: Specimen, *, value: Any = None, settings: Settings | None = None) -> Medium | RequestError:
-    """Open and decode a specimen, and compare.
+def check(entry: CorpusEntry, *, value: Any = None, settings: Settings | None = None) -> DecodedMedia | RequestError:
+    """Open and decode an entry, and compare.
 
     Args:
-        specimen: what is tried.
+        entry: what is tried.
         value: another form of it, as of `forms`; its own where None.
         settings: the defaults where None.
 
     Returns:
-        What it became: the medium, or the error that it had to end in.
+        What it became: the media input, or the error that it had to end in.
 
     Raises:
         AssertionError: something else became of it; the message says what.
     """
     settings = Settings() if settings is None else settings
-    value = specimen.value if value is None else value
-    path = f"{specimen.modality.argument}[0]"
-    told = f"{specimen.name}: "
+    value = entry.value if value is None else value
+    path = f"{entry.modality.argument}[0]"
+    told = f"{entry.name}: "
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
-            found = read(specimen.modality, value, path=path, settings=settings, rate=_rate(specimen))
+            found = read(entry.modality, value, path=path, settings=settings, rate=_rate(entry))
     except RequestError as error:
-        _check_refusal(told, specimen.refused, path, error)
+        _check_refusal(told, entry.refused, path, error)
         return error
-    assert not specimen.refused, f"{told}it was not refused"
-    if isinstance(specimen.expected, Picture):
-        _check_picture(told, specimen.expected, found.pixels)
-    elif isinstance(specimen.expected, Clip):
-        _check_clip(told, specimen.expected, found)
-    elif isinstance(specimen.expected, Sound):
-        _check_sound(told, specimen.expected, found.samples)
-        if specimen.expected.hertz is not None:
-            other = read(specimen.modality, value, path=path, settings=settings, rate=16_000)
-            size = AudioSize(len(found.samples), specimen.expected.sampling_rate).at(16_000)
+    assert not entry.refused, f"{told}it was not refused"
+    if isinstance(entry.expected, ExpectedImage) and isinstance(found, DecodedImage):
+        _check_image(told, entry.expected, found.pixels)
+    elif isinstance(entry.expected, ExpectedVideo) and isinstance(found, DecodedVideo):
+        _check_video(told, entry.expected, found)
+    elif isinstance(entry.expected, ExpectedAudio) and isinstance(found, DecodedAudio):
+        _check_audio(told, entry.expected, found.samples)
+        if entry.expected.hertz is not None:
+            other = read(entry.modality, value, path=path, settings=settings, rate=16_000)
+            assert isinstance(other, DecodedAudio)
+            size = AudioSize(len(found.samples), entry.expected.sampling_rate).at(16_000)
             assert other.size == size, f"{told}{other.size} at 16 kHz, not {size}"
-            _check_tone(told, specimen.expected.hertz, other.samples, 16_000)
+            _check_tone(told, entry.expected.hertz, other.samples, 16_000)
+    else:
+        assert entry.expected is None, f"{told}it became a {type(found).__name__}"
     return found
 
 
-def read(modality: Modality, value: Any, *, path: str, settings: Settings, rate: int = 16_000) -> Medium:
-    """One medium, wholly decoded: every frame of a clip.
+def read(modality: Modality, value: Any, *, path: str, settings: Settings, rate: int = 16_000) -> DecodedMedia:
+    """One media input, wholly decoded: every frame of a video.
 
     Raises:
         RequestError: it is refused.
@@ -189,33 +192,32 @@ def read(modality: Modality, value: Any, *, path: str, settings: Settings, rate:
         image = open_image(value, path=path, settings=settings)
         assert len(image.digest()) == 32
         size = image.probe()
-        medium = image.decode()
-        assert medium.size == size, f"{path}: {size} before it is decoded, {medium.size} after"
-        _check_array(path, medium.pixels, (size.height, size.width, 3))
-        return medium
+        decoded = image.decode()
+        assert decoded.size == size, f"{path}: {size} before it is decoded, {decoded.size} after"
+        _check_array(path, decoded.pixels, (size.height, size.width, 3))
+        return decoded
     if modality is Modality.VIDEO:
         video = open_video(value, path=path, settings=settings)
         assert len(video.digest()) == 32
-        clip = video.probe()
-        every = whole(clip)
+        measured = video.probe()
+        every = whole(measured)
         assert every.timestamps[0] == 0, f"{path}: times begin at {every.timestamps[0]}"
         assert (np.diff(every.timestamps) > 0).all(), f"{path}: times do not ascend"
-        sampled = SampledVideo(clip.height, clip.width, every.indices, every.timestamps, every.fps)
-        medium = video.decode(sampled)
+        sampled = SampledVideo(measured.height, measured.width, every.indices, every.timestamps, every.fps)
         frames = []
-        for pixels in medium.frames:
-            _check_array(path, pixels, (clip.height, clip.width, 3))
+        for pixels in video.decode(sampled).frames:
+            _check_array(path, pixels, (measured.height, measured.width, 3))
             frames.append(pixels)
-        assert len(frames) == clip.frames, f"{path}: {clip.frames} frames told, {len(frames)} given"
-        return Medium(modality, sampled, frames=frames)
-    sound = open_audio(value, path=path, settings=settings)
-    assert len(sound.digest()) == 32
-    told = sound.probe(rate)
-    medium = sound.decode(told)
-    assert medium.samples.dtype == np.float32
-    assert medium.samples.shape == (told.num_samples,)
-    assert np.isfinite(medium.samples).all()
-    return medium
+        assert len(frames) == measured.frames, f"{path}: {measured.frames} frames told, {len(frames)} given"
+        return DecodedVideo(sampled, frames)
+    audio = open_audio(value, path=path, settings=settings)
+    assert len(audio.digest()) == 32
+    told = audio.probe(rate)
+    samples = audio.decode(told).samples
+    assert samples.dtype == np.float32
+    assert samples.shape == (told.num_samples,)
+    assert np.isfinite(samples).all()
+    return DecodedAudio(told, samples)
 
 
 def mutated(data: bytes, chooser: random.Random) -> bytes:
@@ -243,8 +245,8 @@ def mutated(data: bytes, chooser: random.Random) -> bytes:
     return bytes(out)
 
 
-def _rate(specimen: Specimen) -> int:
-    return specimen.expected.sampling_rate if isinstance(specimen.expected, Sound) else 16_000
+def _rate(entry: CorpusEntry) -> int:
+    return entry.expected.sampling_rate if isinstance(entry.expected, ExpectedAudio) else 16_000
 
 
 def _check_refusal(told: str, reasons: tuple[str, ...], path: str, error: RequestError) -> None:
@@ -252,7 +254,7 @@ def _check_refusal(told: str, reasons: tuple[str, ...], path: str, error: Reques
     assert reasons, f"{told}it was refused: {error}"
     assert reason in reasons, f"{told}{reason} in place of {' or '.join(reasons)}: {error}"
     assert error.path == path, f"{told}the error names {error.path} in place of {path}"
-    assert error.message.startswith(path), f"{told}the message does not begin with the medium's place: {error}"
+    assert error.message.startswith(path), f"{told}the message does not begin with the media input's place: {error}"
 
 
 def _check_array(path: str, pixels: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -261,26 +263,26 @@ def _check_array(path: str, pixels: np.ndarray, shape: tuple[int, ...]) -> None:
     assert pixels.flags.c_contiguous, f"{path}: pixels are not contiguous"
 
 
-def _check_picture(told: str, expected: Picture, pixels: np.ndarray) -> None:
+def _check_image(told: str, expected: ExpectedImage, pixels: np.ndarray) -> None:
     assert pixels.shape == expected.pixels.shape, f"{told}{pixels.shape}, not {expected.pixels.shape}"
     off = np.abs(pixels.astype(np.int16) - expected.pixels).max()
     assert off <= expected.tolerance, f"{told}off by {off} levels, {expected.tolerance} are allowed"
 
 
-def _check_clip(told: str, expected: Clip, medium: Medium) -> None:
+def _check_video(told: str, expected: ExpectedVideo, decoded: DecodedVideo) -> None:
     count, height, width, _ = expected.frames.shape
-    size = medium.size
+    size = decoded.size
     assert (size.frames, size.height, size.width) == (count, height, width), (
         f"{told}{size.frames} frames of {size.height} x {size.width}, not {count} of {height} x {width}"
     )
     late = np.abs(size.timestamps - expected.timestamps).max()
     assert late <= 1e-3, f"{told}times are off by {late:.4f} seconds"  # containers round to a thousandth
-    for place, (found, wanted) in enumerate(zip(medium.frames, expected.frames, strict=True)):
+    for place, (found, wanted) in enumerate(zip(decoded.frames, expected.frames, strict=True)):
         off = np.abs(found.astype(np.int16) - wanted).mean()
         assert off <= expected.tolerance, f"{told}frame {place} is off by {off:.2f} levels on average"
 
 
-def _check_sound(told: str, expected: Sound, samples: np.ndarray) -> None:
+def _check_audio(told: str, expected: ExpectedAudio, samples: np.ndarray) -> None:
     extra = len(samples) - expected.num_samples
     assert abs(extra) <= expected.slack, f"{told}{len(samples)} samples, not {expected.num_samples}"
     if expected.samples is not None:

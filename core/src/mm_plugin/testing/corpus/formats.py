@@ -150,11 +150,11 @@ def bmp_rows(pixels: np.ndarray) -> bytes:
     return b"".join(row.tobytes() + b"\0" * (-row.nbytes % 4) for row in stored)
 
 
-def icon(pictures: Sequence[tuple[int, int, bytes]]) -> bytes:
+def icon(images: Sequence[tuple[int, int, bytes]]) -> bytes:
     """An icon file of (width, height, content) as its directory tells them; a content is a PNG or a headless bitmap."""
-    head, body = struct.pack("<3H", 0, 1, len(pictures)), b""
-    start = len(head) + 16 * len(pictures)
-    for width, height, content in pictures:
+    head, body = struct.pack("<3H", 0, 1, len(images)), b""
+    start = len(head) + 16 * len(images)
+    for width, height, content in images:
         place = start + len(body)
         bits = 32 if content.startswith(PNG) else 24
         head += struct.pack("<4B2H2I", width % 256, height % 256, 0, 0, 1, bits, len(content), place)

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, features
 
 from mm_plugin.items import Modality
-from mm_plugin.testing.corpus.entries import Specimen, refuses, shows
+from mm_plugin.testing.corpus.entries import CorpusEntry, refuses, shows
 from mm_plugin.testing.corpus.formats import (
     PNG,
     apng,
@@ -33,7 +33,7 @@ from mm_plugin.testing.corpus.formats import (
 )
 
 WHITE = np.full(3, 255, dtype=np.uint8)
-# 16 x 24 pixels, each of another colour: for formats that keep every level.
+# 16 x 24 pixels, each of another color: for formats that keep every level.
 FINE = (np.arange(16 * 24 * 3) * 37 % 251).astype(np.uint8).reshape(16, 24, 3)
 # Two rows and three columns of flat squares, 8 pixels wide as the blocks of JPEG: for formats that keep levels nearly.
 _COLORS = np.array(
@@ -57,7 +57,7 @@ SEEN: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 _refuses = functools.partial(refuses, Modality.IMAGE)
 
 
-def images() -> Iterator[Specimen]:
+def images() -> Iterator[CorpusEntry]:
     """Every odd image, equal bytes each time; of formats whose libraries Pillow was built without, none."""
     always = (_jpeg, _png, _png_odd, _gif, _bmp, _icon, _netpbm, _pil, _arrays, _broken, _bombs, _foreign)
     optional = {"webp": (_webp, _webp_bombs), "libtiff": (_tiff,), "jpg_2000": (_jpeg2000,), "avif": (_avif,)}
@@ -121,7 +121,7 @@ def _turned(orientation: int, **options: Any) -> bytes:
     return with_segment(_jpg(), _APP1, b"Exif\0\0" + exif(orientation, **options))
 
 
-def _jpeg() -> Iterator[Specimen]:
+def _jpeg() -> Iterator[CorpusEntry]:
     plain = _jpg()
     for orientation, seen in SEEN.items():
         yield shows(f"jpeg/orientation {orientation}", _turned(orientation), seen(BLOCKS), _LOSSY)
@@ -180,7 +180,7 @@ def _jpeg() -> Iterator[Specimen]:
 # ---------------------------------------------------------------- PNG
 
 
-def _png() -> Iterator[Specimen]:
+def _png() -> Iterator[CorpusEntry]:
     alpha = (np.arange(16 * 24) * 11 % 256).astype(np.uint8).reshape(16, 24)
     steps = np.arange(16, dtype=np.uint8).reshape(1, 16, 1)
     palette = [level for place in range(16) for level in (place * 16, 255 - place * 16, 7)]
@@ -191,7 +191,7 @@ def _png() -> Iterator[Specimen]:
         yield shows(f"png/RGB{how}", make(FINE), FINE)
         yield shows(f"png/gray{how}", make(GRAY[:, :, None]), _rgb(GRAY))
         yield shows(
-            f"png/RGBA{how}", make(np.dstack([FINE, alpha])), _over_white(FINE, alpha), 1, "colours behind show through"
+            f"png/RGBA{how}", make(np.dstack([FINE, alpha])), _over_white(FINE, alpha), 1, "colors behind show through"
         )
         yield shows(f"png/LA{how}", make(np.dstack([GRAY, alpha])), _over_white(_rgb(GRAY), alpha), 1)
         for bits in (1, 2, 4):
@@ -223,7 +223,7 @@ def _png() -> Iterator[Specimen]:
         seen = narrow.copy()
         seen[3, 4] = WHITE
         yield shows(
-            f"png/RGB of 16 bits, one colour transparent{how}",
+            f"png/RGB of 16 bits, one color transparent{how}",
             make(wide, bits=16, transparent=struct.pack(">3H", *(int(level) for level in wide[3, 4]))), seen, 1,
             encoded_only=True,
         )  # fmt: skip
@@ -236,7 +236,7 @@ def _png() -> Iterator[Specimen]:
     seen = FINE.copy()
     seen[(FINE[5, 6] == FINE).all(axis=2)] = WHITE
     yield shows(
-        "png/RGB, one colour transparent",
+        "png/RGB, one color transparent",
         png(FINE, transparent=struct.pack(">3H", *(int(level) for level in FINE[5, 6]))), seen,
     )  # fmt: skip
     gray = _rgb(GRAY)
@@ -252,11 +252,11 @@ def _png() -> Iterator[Specimen]:
     yield shows("png/palette with a short table of alpha", png(steps, palette=palette, transparent=b"\0"), hidden)
 
 
-def _png_odd() -> Iterator[Specimen]:
+def _png_odd() -> Iterator[CorpusEntry]:
     first, second = FINE, 255 - FINE
     yield shows("png/animated, the first frame", apng([first, second]), first)
     yield shows(
-        "png/animated, with a picture of its own", apng([second, second], default=first), first,
+        "png/animated, with an image of its own", apng([second, second], default=first), first,
         note="what is shown where no animation is known",
     )  # fmt: skip
     turn = exif(6)
@@ -307,7 +307,7 @@ def _ihdr(color: int) -> bytes:
 # ---------------------------------------------------------------- GIF and WebP
 
 
-def _gif() -> Iterator[Specimen]:
+def _gif() -> Iterator[CorpusEntry]:
     palette = [level for place in range(128) for level in (place * 2, 255 - place, place)]
     table = np.array(palette, np.uint8).reshape(128, 3)
     indices = (np.arange(16 * 24) * 5 % 128).reshape(16, 24)
@@ -340,7 +340,7 @@ def _gif() -> Iterator[Specimen]:
     )
 
 
-def _webp() -> Iterator[Specimen]:
+def _webp() -> Iterator[CorpusEntry]:
     alpha = (np.arange(16 * 24) * 11 % 256).astype(np.uint8).reshape(16, 24)
     sheer = np.dstack([FINE, alpha])
     exact = {"lossless": True, "exact": True}
@@ -380,7 +380,7 @@ def _tags(pixels: np.ndarray) -> dict[int, Any]:
     }
 
 
-def _tiff() -> Iterator[Specimen]:
+def _tiff() -> Iterator[CorpusEntry]:
     plain = _tags(FINE)
     yield shows("tiff/little-endian", tiff(FINE.tobytes(), plain), FINE)
     yield shows("tiff/big-endian", tiff(FINE.tobytes(), plain, order=">"), FINE)
@@ -448,7 +448,7 @@ def _tiff() -> Iterator[Specimen]:
 # ---------------------------------------------------------------- BMP and ICO
 
 
-def _bmp() -> Iterator[Specimen]:
+def _bmp() -> Iterator[CorpusEntry]:
     mirror = FINE[:, :, ::-1]  # blue, green, red
     write = functools.partial(bmp, height=16, width=24)
     yield shows("bmp/24 bits", write(bmp_rows(mirror), bits=24), FINE)
@@ -496,7 +496,7 @@ def _bmp() -> Iterator[Specimen]:
     )
 
 
-def _icon() -> Iterator[Specimen]:
+def _icon() -> Iterator[CorpusEntry]:
     square = FINE[:16, :16]
     alpha = (np.arange(256) * 3 % 256).astype(np.uint8).reshape(16, 16)
     sheer = _over_white(square, alpha)
@@ -507,11 +507,9 @@ def _icon() -> Iterator[Specimen]:
     yield shows("ico/bitmap inside", icon([(16, 16, icon_bitmap(square, mask))]), masked)
     small = icon_bitmap(square[:8, :8], np.zeros((8, 8), bool))
     yield shows("ico/two sizes, the largest", icon([(8, 8, small), (16, 16, icon_bitmap(square, mask))]), masked)
-    yield _refuses("ico/without pictures", icon([]), "broken", "format")
-    yield _refuses("ico/pictures beyond its end", icon([(16, 16, b"")]), "broken", "format")
-    yield _refuses(
-        "ico/thousands of pictures told", icon([])[:4] + b"\xff\xff" + b"\0" * 64, "broken", "format", "empty"
-    )
+    yield _refuses("ico/without images", icon([]), "broken", "format")
+    yield _refuses("ico/images beyond its end", icon([(16, 16, b"")]), "broken", "format")
+    yield _refuses("ico/thousands of images told", icon([])[:4] + b"\xff\xff" + b"\0" * 64, "broken", "format", "empty")
     big = _head_only(30_000, 30_000)
     yield _refuses("ico/PNG inside that claims 30000 x 30000", icon([(16, 16, big)]), "max_image_pixels")
     wide = struct.pack("<IiiHHIIiiII", 40, 30_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
@@ -528,7 +526,7 @@ def _head_only(height: int, width: int) -> bytes:
     )
 
 
-def _netpbm() -> Iterator[Specimen]:
+def _netpbm() -> Iterator[CorpusEntry]:
     yield shows("ppm/8 bits", b"P6 24 16 255\n" + FINE.tobytes(), FINE)
     wide = (np.arange(10 * 7 * 3) * 1543 % 65536).reshape(10, 7, 3)
     narrow = np.rint(wide / 257).astype(np.uint8)
@@ -548,7 +546,7 @@ def _netpbm() -> Iterator[Specimen]:
     yield _refuses("ppm/cut", b"P6 24 16 255\n" + FINE.tobytes()[:-9], "broken")
 
 
-def _jpeg2000() -> Iterator[Specimen]:
+def _jpeg2000() -> Iterator[CorpusEntry]:
     wide = (np.arange(10 * 7) * 1543 * 3 % 65536).reshape(10, 7)
     narrow = np.rint(wide / 257).astype(np.uint8)
     yield shows("jpeg2000/lossless", _saved(FINE, "JPEG2000", irreversible=False), FINE)
@@ -572,7 +570,7 @@ def _jpeg2000() -> Iterator[Specimen]:
     yield _refuses("bomb/jpeg2000 of 65025 tiles", many, "broken", note="a decoder keeps kilobytes for each")
 
 
-def _avif() -> Iterator[Specimen]:
+def _avif() -> Iterator[CorpusEntry]:
     avif = {"quality": 100, "subsampling": "4:4:4", "speed": 10, "max_threads": 1}
     yield shows("avif/nearly lossless", _saved(BLOCKS, "AVIF", **avif), BLOCKS, _LOSSY)
     flat = np.dstack([BLOCKS, np.full((16, 24), 255, np.uint8)])
@@ -588,7 +586,7 @@ def _avif() -> Iterator[Specimen]:
     yield shows("avif/animated, the first frame", moving, BLOCKS, _LOSSY)
     yield _refuses("avif/cut", _saved(BLOCKS, "AVIF", **avif)[:-100], "broken", "format")
     limit = "max_image_pixels"
-    yield _refuses("bomb/avif whose picture is larger than its head", _small_head(), limit)
+    yield _refuses("bomb/avif whose image is larger than its head", _small_head(), limit)
     plain = _saved(BLOCKS, "AVIF", speed=10, max_threads=1)
     ispe = plain.index(b"ispe") + 8
     yield _refuses("bomb/avif", plain[:ispe] + struct.pack(">2I", 16_000, 16_000) + plain[ispe + 8 :], limit, "broken")
@@ -605,7 +603,7 @@ def _timeless(data: bytes) -> bytes:
     return data
 
 
-def _pil() -> Iterator[Specimen]:
+def _pil() -> Iterator[CorpusEntry]:
     image = Image.fromarray(FINE)
     yield shows("PIL/RGB", image, FINE)
     yield shows("PIL/L", Image.fromarray(GRAY), _rgb(GRAY))
@@ -632,7 +630,7 @@ def _pil() -> Iterator[Specimen]:
     yield _refuses("PIL/of a cut file", Image.open(io.BytesIO(_jpg(FINE)[:-128])), "broken")
 
 
-def _arrays() -> Iterator[Specimen]:
+def _arrays() -> Iterator[CorpusEntry]:
     yield shows("numpy/height, width, 3", FINE, FINE)
     yield shows("numpy/a mirrored view", FINE[:, ::-1], FINE[:, ::-1])
     yield shows("numpy/3 x 3 x 3", FINE[:3, :3], FINE[:3, :3], note="channels last, not guessed from the shape")
@@ -668,7 +666,7 @@ def _arrays() -> Iterator[Specimen]:
 # ---------------------------------------------------------------- what must be refused
 
 
-def _broken() -> Iterator[Specimen]:
+def _broken() -> Iterator[CorpusEntry]:
     jpeg = _jpg(FINE)
     yield _refuses("broken/empty", b"", "empty")
     yield _refuses("broken/one byte", b"\xff", "format")
@@ -703,7 +701,7 @@ def _broken() -> Iterator[Specimen]:
     yield _refuses("path/missing", "there/is/no/such.png", "path")
 
 
-def _bombs() -> Iterator[Specimen]:
+def _bombs() -> Iterator[CorpusEntry]:
     limit = "max_image_pixels"
     yield _refuses("bomb/png of 30000 x 30000", _head_only(30_000, 30_000), limit)
     yield _refuses("bomb/png of the largest sides", _head_only(2**31 - 1, 2**31 - 1), limit, "broken")
@@ -731,7 +729,7 @@ def _bombs() -> Iterator[Specimen]:
     yield _refuses("bomb/ppm", b"P6 100000 100000 255\n", limit)
 
 
-def _webp_bombs() -> Iterator[Specimen]:
+def _webp_bombs() -> Iterator[CorpusEntry]:
     limit = "max_image_pixels"
     yield _refuses("bomb/webp whose canvas is 16384 x 16384", _large_canvas(16_384), limit)
     yield _refuses("bomb/webp whose canvas is 9500 x 9500", _large_canvas(9_500), limit)
@@ -755,7 +753,7 @@ def _small_head() -> bytes:
     avif = avif[:ispe] + struct.pack(">2I", 24, 16) + avif[ispe + 8 :]
     at = avif.index(b"mdat") + 6  # behind a temporal delimiter: the sequence header's kind and length
     length = avif[at + 1]
-    # Profile 0, a still picture, a short header, level 0, then 16 bits of each side minus 1.
+    # Profile 0, a still image, a short header, level 0, then 16 bits of each side minus 1.
     bits = f"000{1}{1}00000{15:04b}{15:04b}{9499:016b}{9499:016b}".ljust(8 * length, "0")
     return avif[: at + 2] + int(bits, 2).to_bytes(length, "big") + avif[at + 2 + length :]
 
@@ -768,12 +766,12 @@ def _large_canvas(side: int) -> bytes:
     return moving[:at] + told + told + moving[at + 6 :]
 
 
-def _foreign() -> Iterator[Specimen]:
+def _foreign() -> Iterator[CorpusEntry]:
     heic = box(b"ftyp", b"heic\0\0\0\0mif1heic") + box(b"meta", bytes(40))
     yield _refuses("heic/no opener", heic, "format", note="the message names pillow-heif; with its opener it is read")
     yield _refuses("foreign/svg", b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", "format")
     yield _refuses(
-        "foreign/html", b"<!doctype html><title>404</title>", "format", note="what servers send for a lost picture"
+        "foreign/html", b"<!doctype html><title>404</title>", "format", note="what servers send for a lost image"
     )
     yield _refuses("foreign/json", b'{"error": "not found"}', "format")
     yield _refuses("foreign/pdf", b"%PDF-1.7\n1 0 obj\n", "format")
@@ -782,9 +780,7 @@ def _foreign() -> Iterator[Specimen]:
     yield _refuses("foreign/mp4", box(b"ftyp", b"isom\0\0\0\0isom") + box(b"mdat", bytes(99)), "format")
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(/etc/passwd) run\n"
     yield _refuses("foreign/eps", eps, "format", note="it would run a program")
-    yield _refuses(
-        "foreign/icns", _saved(Image.new("RGB", (32, 32)), "ICNS"), "format", note="pictures within a picture"
-    )
+    yield _refuses("foreign/icns", _saved(Image.new("RGB", (32, 32)), "ICNS"), "format", note="images within an image")
     yield _refuses("foreign/psd", b"8BPS\0\x01" + bytes(60), "format")
     yield _refuses("foreign/tga", _saved(FINE, "TGA"), "format")
     script = gif([(0, 0, np.zeros((2, 2), int))], [9] * 384, size=(2, 2)) + b"*/=1;alert(1)//"

@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from mm_plugin.errors import RequestError
-from mm_plugin.testing.corpus.entries import Specimen
+from mm_plugin.testing.corpus.entries import CorpusEntry
 
 if TYPE_CHECKING:
     from mm_plugin.processor.model import ModelProcessor
 
 
-def sweep(processor: ModelProcessor, specimens: Iterable[Specimen], *, may_refuse: Collection[str] = ()) -> list[str]:
-    """Prepare every specimen of a kind that the plugin takes: what can be read becomes an item, all else a `RequestError`.
+def sweep(processor: ModelProcessor, entries_: Iterable[CorpusEntry], *, may_refuse: Collection[str] = ()) -> list[str]:
+    """Prepare every entry of a kind that the plugin takes: what can be read becomes an item, all else a `RequestError`.
 
     Args:
         processor: an open processor, with the default limits.
-        specimens: such as `corpus.images()`.
-        may_refuse: names of specimens that are read, and that the model cannot take: for their shape, as a rule.
+        entries_: such as `corpus.images()`.
+        may_refuse: names of entries that are read, and that the model cannot take: for their shape, as a rule.
 
     Returns:
         The names of those that became items.
@@ -28,19 +28,19 @@ def sweep(processor: ModelProcessor, specimens: Iterable[Specimen], *, may_refus
         AssertionError: something else became of one; the message says what.
     """
     prepared = []
-    for specimen in specimens:
-        if specimen.modality not in processor.spec.modalities:
+    for entry in entries_:
+        if entry.modality not in processor.spec.modalities:
             continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
-                processor.prepare_item(specimen.modality, specimen.value)
+                processor.prepare_item(entry.modality, entry.value)
         except RequestError as error:
-            if not specimen.refused and specimen.name not in may_refuse:
-                raise AssertionError(f"{specimen.name} was refused: {error}") from error
+            if not entry.refused and entry.name not in may_refuse:
+                raise AssertionError(f"{entry.name} was refused: {error}") from error
         except Exception as error:
-            raise AssertionError(f"{specimen.name} ended in {type(error).__name__}: {error}") from error
+            raise AssertionError(f"{entry.name} ended in {type(error).__name__}: {error}") from error
         else:
-            assert not specimen.refused, f"{specimen.name} was not refused"
-            prepared.append(specimen.name)
+            assert not entry.refused, f"{entry.name} was not refused"
+            prepared.append(entry.name)
     return prepared
