@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalProcessorOutput
@@ -63,7 +62,7 @@ Open = Callable[..., ModelProcessor]
 @pytest.fixture
 def open_busy(open_words: Open) -> Open:
     def make(cls: type[ModelProcessor] = Processor, cache_bytes: int = 1 << 24) -> ModelProcessor:
-        return open_words(cls, SPEC, cache=ComputeCache(MemoryStore(cache_bytes)))
+        return open_words(cls, SPEC, preprocess_cache_bytes=cache_bytes)
 
     return make
 

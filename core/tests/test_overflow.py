@@ -94,7 +94,7 @@ def loaded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def open_two(open_words: Open) -> Open:
-    return lambda cls=Plain, cache=None: open_words(cls, SPEC, SPECIAL, WORDS, cache=cache)
+    return lambda cls=Plain: open_words(cls, SPEC, SPECIAL, WORDS)
 
 
 def png(seed: int, height: int) -> bytes:

@@ -7,7 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,6 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -33,12 +32,13 @@ from mm_plugin.errors import (
     SizeError,
     UsageError,
 )
-from mm_plugin.events import Event, ItemKeyed, Observers
+from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Runtime
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope
+from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -131,7 +131,7 @@ def executor() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def open_tiny(executor: Executor, events: list[Event]) -> Open:
+def open_tiny(make_runtime: Callable[..., Any]) -> Open:
     """Opens `Tiny` or what is derived from it; a cache of `cache_bytes`."""
 
     def make(
@@ -144,15 +144,9 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
         limits: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> ModelProcessor:
-        runtime = Runtime(
-            settings=Settings(**dict(limits or {})),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(cache_bytes)),
-            observers=Observers([events.append]),
-            owner=BLAME,
-        )
+        runtime = make_runtime(preprocess_cache_bytes=cache_bytes, **dict(limits or {}))
         opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
-        return cls(spec, opened, runtime, options)
+        return cls(spec, opened, runtime, options, owner=BLAME)
 
     return make
 
@@ -232,15 +226,9 @@ def test_messages_bring_their_own_media(open_tiny: Open) -> None:
 @given(height=st.integers(2, 60), width=st.integers(1, 60), others=st.integers(0, 3))
 def test_a_count_is_what_processing_yields(height: int, width: int, others: int) -> None:
     with ThreadPoolExecutor(1) as executor:
-        runtime = Runtime(
-            settings=Settings(),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(0)),
-            observers=Observers(),
-            owner=BLAME,
-        )
+        runtime = Runtime(Settings(preprocess_cache_bytes=0), executor=executor)
         checkpoint: Any = FakeCheckpoint({}, {})
-        processor = Tiny(SPEC, checkpoint, runtime, {})
+        processor = Tiny(SPEC, checkpoint, runtime, {}, owner=BLAME)
         rows, tokens = processor.count("image", (height, width), counts={Modality.IMAGE: 1 + others})
         images = [np.zeros((height, width, 3), dtype=np.uint8)] * (1 + others)
         output = processor.process([IMAGE] * (1 + others), images)

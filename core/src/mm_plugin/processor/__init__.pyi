@@ -2,7 +2,7 @@ from .joint_output import JointItem, JointOutput
 from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
 from .model import ModelProcessor
 from .options import BaseOptions, OptionScope
-from .pipeline import Prepared, PreparedItem, Runtime
+from .pipeline import Prepared, PreparedItem
 
 __all__ = [
     "AcceptsAudio",
@@ -16,5 +16,4 @@ __all__ = [
     "Prepared",
     "PreparedItem",
     "ProcessesJointly",
-    "Runtime",
 ]

@@ -15,10 +15,11 @@ from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import BaseOptions
-from mm_plugin.processor.pipeline import Item, Pipeline, PreparedItem, Runtime
+from mm_plugin.processor.pipeline import Item, Pipeline, PreparedItem
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.runtime import Runtime
     from mm_plugin.spec import ModelSpec
 
 
@@ -42,10 +43,18 @@ class ModelProcessor(ABC):
     Options: ClassVar[type[BaseOptions]]
 
     @final
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, runtime: Runtime, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        runtime: Runtime,
+        options: Mapping[str, Any],
+        *,
+        owner: Mapping[str, str],
+    ) -> None:
         self.spec, self.checkpoint, self.config = spec, checkpoint, checkpoint.config
         self.settings = runtime.settings
-        self._pipeline = Pipeline(self, spec, checkpoint, runtime, options)
+        self._pipeline = Pipeline(self, spec, checkpoint, runtime, options, owner)
         self.special_tokens = self._pipeline.special_tokens
         self.options: Any = self._pipeline.table.loaded
 

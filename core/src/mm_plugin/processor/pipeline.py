@@ -16,15 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from mm_plugin.cache.memory import MemoryStore
-from mm_plugin.cache.single_flight import ComputeCache
-from mm_plugin.cache.store import Store
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -37,8 +34,8 @@ from mm_plugin.errors import (
     UnattributedError,
     UsageError,
 )
-from mm_plugin.events import HashIgnored, ItemDropped, ItemKeyed, Observers
-from mm_plugin.identity.digests import Digests, digest
+from mm_plugin.events import HashIgnored, ItemDropped, ItemKeyed
+from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.identity.keys import caller_identity, item_identity, source_key
 from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedEmbeddings, ProcessorOutput, SpecialTokens
@@ -72,8 +69,8 @@ from mm_plugin.processor.joint_output import check_joint_output
 from mm_plugin.processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, Fields, ProcessesJointly
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
+from mm_plugin.runtime import Runtime
 from mm_plugin.sentinels import check_vocabulary
-from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -84,32 +81,6 @@ logger = logging.getLogger("mm_plugin")
 _ABILITIES = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
 # A field says how a media input is laid out; more numbers than this say something else.
 _MOST_FIELD_VALUES = 65_536
-# Processors of one registry share their bindings, and two requests may bring one hash with two media at the same time.
-_BINDING = threading.Lock()
-
-
-class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What a registry lends to its processors.
-
-    Attributes:
-        settings: limits and switches.
-        executor: runs the item stage.
-        cache: prepared items by source key.
-        observers: those who hear events.
-        owner: plugin, distribution and version, for errors.
-        digests: what hashes on other devices; the core's own where None.
-        bindings: what each caller's hash stood for, an entry a hash; a memory of its own where None.
-        closed: set when the registry is closed.
-    """
-
-    settings: Settings
-    executor: Executor
-    cache: ComputeCache
-    observers: Observers
-    owner: Mapping[str, str]
-    digests: Digests | None = None
-    bindings: Store | None = None
-    closed: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
@@ -205,6 +176,7 @@ class Pipeline:
         checkpoint: the opened checkpoint.
         runtime: what the registry lends.
         options: options given at load.
+        owner: plugin, distribution and version, for errors.
     """
 
     def __init__(
@@ -214,15 +186,15 @@ class Pipeline:
         checkpoint: Checkpoint,
         runtime: Runtime,
         options: Mapping[str, Any],
+        owner: Mapping[str, str],
     ) -> None:
         self._model, self._author = model, type(model).__name__
         self.spec, self._checkpoint, self.config = spec, checkpoint, checkpoint.config
-        self.settings, self.executor, self._closed = runtime.settings, runtime.executor, runtime.closed
-        self._cache, self._observers, self._owner, self._digests = (
-            runtime.cache, runtime.observers, runtime.owner, runtime.digests,
-        )  # fmt: skip
+        self.settings, self.executor, self._check_open = runtime.settings, runtime.executor, runtime.check_open
+        self._cache, self._observers, self._digests = runtime.preprocess_cache, runtime.observers, runtime.digests
+        self._owner, self._caller_hashes = owner, runtime.caller_hashes
         declared = getattr(type(model), "Options", None)
-        self.table = OptionTable(declared, self._author, spec, checkpoint, options, runtime.owner)
+        self.table = OptionTable(declared, self._author, spec, checkpoint, options, owner)
         self.special_tokens = self._special_tokens()
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(self.config))
@@ -248,10 +220,8 @@ class Pipeline:
             if modality in spec.modalities and not isinstance(model, ability):
                 raise ProcessorError(
                     f"{spec.name} declares {modality.argument}, so {self._author} must subclass {ability.__name__}",
-                    **runtime.owner,
+                    **owner,
                 )
-        bindings = runtime.bindings
-        self._bindings = MemoryStore(self.settings.max_caller_hashes) if bindings is None else bindings
         self._told: set[str] = set()
         self._whole = (
             model if isinstance(model, ProcessesJointly) and self.authored("as_a_whole", model.is_joint) else None
@@ -917,17 +887,18 @@ class Pipeline:
 
     def _bind(self, bindings: Sequence[tuple[Any, bytes, str]]) -> None:
         """Remember what each of a caller's names stands for, all of a request's or none."""
-        with _BINDING:
+        store = self._caller_hashes.store
+        with self._caller_hashes.lock:
             said: dict[Any, bytes] = {}
             for name, content, path in bindings:
-                if said.setdefault(name, self._bindings.get(name) or content) != content:
+                if said.setdefault(name, store.get(name) or content) != content:
                     raise RequestError(
                         f"{path}: the hash or identity given for it stood for another media input before, or for this one "
                         "prepared in another way; it must stand for one",
                         path=path,
                     )
             for name, content in said.items():
-                self._bindings.put(name, content, 1)
+                store.put(name, content, 1)
 
     def _tell(self, entry: Item, item: MultimodalDataItem) -> None:
         known = item.identity.hex() if item.identity is not None else f"{item.hash:016x}"
@@ -1022,10 +993,6 @@ class Pipeline:
         except Exception as error:
             self._check_open()
             raise ProcessorError(f"{self.spec.name}: {type(error).__name__}: {error}", **self._owner) from error
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise UsageError("the registry is closed", argument="registry")
 
     def served(self, modality: Modality) -> Modality:
         """The modality, if the model takes it."""
