@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mm_plugin.arrays import num_bytes
 from mm_plugin.embed.rows import item_key
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs import MultimodalInputs
@@ -84,9 +85,9 @@ class Lifecycle:
         return LiveMedia(
             requests=len(requests),
             features=len(features),
-            feature_bytes=sum(_num_bytes(part) for part in features),
+            feature_bytes=sum(num_bytes(part) for part in features),
             held=len(held),
-            held_bytes=sum(_num_bytes(part) for rows in held for part in (rows.rows, rows.deepstack, rows.kept)),
+            held_bytes=sum(num_bytes(part) for rows in held for part in (rows.rows, rows.deepstack, rows.kept)),
         )
 
 
@@ -189,7 +190,3 @@ class RequestMedia:
 
 def _content(item: MultimodalDataItem) -> list[Any]:
     return [part for part in (item.feature, item.precomputed_embeddings) if part is not None]
-
-
-def _num_bytes(value: Any) -> int:
-    return int(getattr(value, "nbytes", 0))
