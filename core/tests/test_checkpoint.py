@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from mm_plugin.checkpoint import Checkpoint, check_tensors
 from mm_plugin.errors import UsageError
 from mm_plugin.items import Modality
+from mm_plugin.spec import ModelSpec
 
 
 @pytest.fixture
@@ -411,6 +412,62 @@ def test_a_tokenizer_that_cannot_be_opened_is_a_usage_error(folder: Path) -> Non
 
     refused(lambda: Checkpoint.open(folder).with_tokenizer(fail).tokenizer, str(folder), "OSError", "no vocabulary")
     assert str(refused(lambda: Checkpoint.open(folder).with_tokenizer(say).tokenizer)) == "it names no bos"
+
+
+def spec_named(name: str) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        output_version=1,
+        modalities=(),
+        placeholders={},
+        fields={},
+        padding="offsets",
+        processor="tiny:Processor",
+        encoder="tiny:Encoder",
+        specialize="tiny:specialize",
+    )
+
+
+def test_a_specialized_checkpoint_carries_spec_and_state(folder: Path) -> None:
+    plain, made, state = Checkpoint.open(folder), spec_named("made"), object()
+    assert plain.specialization is None
+    found = plain.specialized(made, state)
+    assert found.specialization is not None
+    assert found.specialization[0] is made
+    assert found.specialization[1] is state
+    assert plain.specialization is None
+    assert (found.folder, found.config) == (plain.folder, plain.config)
+
+
+def test_views_and_other_tokenizers_keep_the_specialization(folder: Path) -> None:
+    made, state = spec_named("made"), object()
+    found = Checkpoint.open(folder).specialized(made, state, base=spec_named("base"))
+    for kept in (found.view(), found.with_tokenizer(lambda _: "tokenizer"), found.with_tokenizer(str).view()):
+        assert kept.specialization == (made, state)
+        assert kept.specialization_of(spec_named("base")) == (made, state)
+    again = found.specialized(spec_named("other"), None)
+    assert again.specialization == (spec_named("other"), None)
+    assert found.specialization == (made, state)
+
+
+def test_a_specialized_checkpoint_keeps_the_tokenizer_but_not_what_was_read(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    opened = Checkpoint.open(folder).with_tokenizer(lambda _: object())
+    tokenizer = opened.tokenizer
+    opened.tensors(["visual."])
+    found = opened.specialized(spec_named("made"), None)
+    assert found.tokenizer is tokenizer
+    assert found.tensors_read == frozenset()
+
+
+def test_a_specialization_is_found_by_the_declaration_that_it_was_made_from(folder: Path) -> None:
+    plain, made = Checkpoint.open(folder), spec_named("made")
+    assert plain.specialization_of(spec_named("base")) is None
+    found = plain.specialized(made, 1, base=spec_named("base"))
+    assert found.specialization_of(spec_named("base")) == (made, 1)  # an equal declaration, such as another registry's
+    assert found.specialization_of(spec_named("other")) is None
+    assert found.specialization_of(made) is None
+    assert plain.specialized(made, 1).specialization_of(spec_named("base")) is None
 
 
 def test_any_json_file_is_read_or_refused_by_its_name(folder: Path) -> None:

@@ -13,6 +13,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
+from mm_plugin.spec import ModelSpec
 
 # What a processor needs from a hub; the weights are fetched when tensors are asked for.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -45,6 +46,7 @@ class Checkpoint:
         self._open_tokenizer = _auto_tokenizer if open_tokenizer is None else open_tokenizer
         self._tokenizer: Any = None
         self._read: set[str] = set()
+        self._specialization: tuple[ModelSpec | None, ModelSpec, Any] | None = None
 
     @classmethod
     def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
@@ -63,7 +65,33 @@ class Checkpoint:
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
         """The same checkpoint, its tokenizer opened by a function; see `ModelSpec.tokenizer`."""
-        return Checkpoint(self.folder, self.config, self._source, open_tokenizer)
+        view = Checkpoint(self.folder, self.config, self._source, open_tokenizer)
+        view._specialization = self._specialization
+        return view
+
+    def specialized(self, spec: ModelSpec, state: Any, *, base: ModelSpec | None = None) -> Checkpoint:
+        """The same checkpoint together with what a plugin made of it, so that whatever is opened from it need not do so again.
+
+        Args:
+            spec: the spec for this checkpoint, as `ModelSpec.specialize` returned it.
+            state: whatever the plugin's processor and encoder need; nothing else reads it.
+            base: the declaration from which the spec was made.
+
+        Returns:
+            A view that carries both; this object is not changed.
+        """
+        view = self.view()
+        view._specialization = (base, spec, state)
+        return view
+
+    @property
+    def specialization(self) -> tuple[ModelSpec, Any] | None:
+        """The spec for this checkpoint and the plugin's state, as `specialized` was given them; None without."""
+        return None if self._specialization is None else self._specialization[1:]
+
+    def specialization_of(self, base: ModelSpec) -> tuple[ModelSpec, Any] | None:
+        """`specialization` if it was made from this declaration, and None if from another one or none at all."""
+        return self.specialization if self._specialization is not None and self._specialization[0] == base else None
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder, for models that keep their settings where no other model does.
@@ -170,7 +198,7 @@ class Checkpoint:
     def view(self) -> Checkpoint:
         """The same checkpoint as an object of its own, of which no tensor has been read."""
         view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer)
-        view._tokenizer = self._tokenizer
+        view._tokenizer, view._specialization = self._tokenizer, self._specialization
         return view
 
     def tensor_names(self) -> dict[str, Path]:
