@@ -234,7 +234,7 @@ def test_prefixes_that_nothing_has_are_refused_by_name(weights: Path) -> None:
 
 def test_two_tensors_of_one_short_name_are_refused(folder: Path) -> None:
     save_file({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, folder / "model.safetensors")
-    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "'x'", "twice")
+    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "one tensor 'x'", "found two")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
@@ -370,7 +370,7 @@ def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["no/such/folder/here", "../nowhere", "a b c", "x\0y"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
-    error = refused(lambda: Checkpoint.open(name), "no folder")
+    error = refused(lambda: Checkpoint.open(name), "expected a folder or a hub id")
     assert error.argument == "checkpoint"
 
 
