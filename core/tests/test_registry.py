@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import mm_plugin
 from mm_plugin import (
+    Checkpoint,
     MMPluginError,
     ModelProcessor,
     ModelSpec,
@@ -1051,14 +1053,18 @@ SPECIALISE = """
 import msgspec
 from mm_plugin import UsageError
 
+calls = []
+
 def specialize(spec, checkpoint):
     taste = checkpoint.config.get("taste")
+    calls.append(taste)
     if taste == "bitter":
         raise UsageError("not this one", argument="checkpoint")
     if taste == "broken":
         raise KeyError("oh")
     made = msgspec.structs.replace(spec, name="sweet", specialize=None, notes={"taste": str(taste)})
-    return {"none": None, "spec": made, "again": (spec, checkpoint)}.get(taste, (made, checkpoint))
+    odd = {"none": None, "spec": made, "pair": (made, checkpoint), "again": (spec, checkpoint, 1)}
+    return odd.get(taste, (made, checkpoint, {"learned": taste}))
 """
 
 
@@ -1091,13 +1097,33 @@ def test_a_plugin_makes_its_spec_for_a_checkpoint_and_its_record_says_so(
     assert opened.notes == {"taste": "mild"}
 
 
+def test_a_checkpoint_that_carries_a_specialization_is_not_specialized_again(
+    site: Any, open_registry: Any, tmp_path: Path
+) -> None:
+    with_specialist(site)
+    registry = open_registry()
+    base = registry.resolve({"architectures": ["Unknown"]})
+    made = msgspec.structs.replace(base, name="known", specialize=None, notes={"taste": "known"})
+    plain = Checkpoint.open(checkpoint(tmp_path / "a", taste="mild"))
+    with pytest.raises(PluginLoadError, match="known names processor 'nowhere"):
+        registry.load_processor(plain.specialized(made, None, base=base))
+    (opened,) = record_of(registry, "any").opened
+    assert (opened.model, opened.notes) == ("known", {"taste": "known"})
+    assert "catch_all.learn" not in sys.modules
+    for other in (None, made):  # what was made from another declaration is not used
+        with pytest.raises(PluginLoadError, match="sweet names processor 'nowhere"):
+            registry.load_processor(plain.specialized(made, None, base=other))
+    assert sys.modules["catch_all.learn"].calls == ["mild", "mild"]
+
+
 @pytest.mark.parametrize(
     ("taste", "kind", "said"),
     [
         ("bitter", UsageError, "not this one"),
         ("broken", PluginLoadError, r"any \(catch-all 1.0\): catch_all.learn:specialize failed on .*KeyError: 'oh'"),
-        ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
-        ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
+        ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
+        ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
+        ("pair", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
         ("again", PluginLoadError, "the spec without specialize"),
     ],
 )

@@ -748,14 +748,19 @@ class Registry:
         from mm_plugin.spec import ModelSpec
 
         place = str(opened.folder)
+        known = opened.specialization_of(spec)
+        if known is not None:
+            with self._lock:
+                plugin.opened[place] = OpenedModel(checkpoint=place, model=known[0].name, notes=dict(known[0].notes))
+            return known[0], opened
         make = self._load_class(plugin, spec, "specialize", None)
         try:
             with _attributed(plugin, PluginLoadError, f"{spec.specialize} failed on {place}"):
                 made = make(spec, opened)
-            good = isinstance(made, tuple) and [type(part) for part in made] == [ModelSpec, Checkpoint]
-            if not good or made[0].specialize is not None:
+            good = isinstance(made, tuple) and [type(part) for part in made[:2]] == [ModelSpec, Checkpoint]
+            if not good or len(made) != 3 or made[0].specialize is not None:
                 raise PluginLoadError(
-                    f"{plugin.label}: {spec.specialize} must return (ModelSpec, Checkpoint), the spec without specialize",
+                    f"{plugin.label}: {spec.specialize} must return (ModelSpec, Checkpoint, state), the spec without specialize",
                     **plugin.owner,
                 )
         except MMPluginError as error:
@@ -763,7 +768,7 @@ class Registry:
                 plugin.opened[place] = OpenedModel(checkpoint=place, error=error.message)
             raise
         special: ModelSpec = made[0]
-        checkpoint: Checkpoint = made[1]
+        checkpoint: Checkpoint = made[1].specialized(special, made[2], base=spec)
         with self._lock:
             plugin.opened[place] = OpenedModel(checkpoint=place, model=special.name, notes=dict(special.notes))
         return special, checkpoint

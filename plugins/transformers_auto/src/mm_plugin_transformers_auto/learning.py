@@ -13,7 +13,6 @@ import copy
 import os
 import queue
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -618,7 +617,6 @@ def _ids_of(out: Mapping[str, Any]) -> np.ndarray:
 
 # ---------------------------------------------------------------- the door
 
-_MODELS: weakref.WeakKeyDictionary[Checkpoint, Model] = weakref.WeakKeyDictionary()
 _CLASSES = {
     (Modality.IMAGE,): "ImagesProcessor",
     (Modality.AUDIO,): "AudioProcessor",
@@ -627,23 +625,30 @@ _CLASSES = {
 
 
 def model_of(checkpoint: Checkpoint) -> Model:
-    """What was learned about a checkpoint that `specialize` returned."""
-    return _MODELS[checkpoint]
+    """What `specialize` learned about a checkpoint.
+
+    Raises:
+        UsageError: the checkpoint was not opened through a registry.
+    """
+    state = checkpoint.specialization[1] if checkpoint.specialization is not None else None
+    if not isinstance(state, Model):
+        raise UsageError(
+            f"{checkpoint.folder}: expected a checkpoint that transformers_auto has learned from, got a plain one; open it "
+            "with Registry.load_processor or Registry.load_encoder",
+            argument="checkpoint",
+        )
+    return state
 
 
-def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
-    """The spec for one checkpoint, and the checkpoint with its processor's own tokenizer.
+def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint, Model]:
+    """The spec for one checkpoint, the checkpoint with its processor's own tokenizer, and what was learned.
 
     Raises:
         UsageError: transformers cannot open it, or what it makes of media cannot be served.
     """
-    model = _MODELS.get(checkpoint)
-    known = checkpoint
-    if model is None:
-        model = Model(open_checkpoint(checkpoint), checkpoint)
-        tokenizer = model.tokenizer
-        known = checkpoint.with_tokenizer(lambda _: tokenizer)
-        _MODELS[known] = model
+    model = Model(open_checkpoint(checkpoint), checkpoint)
+    tokenizer = model.tokenizer
+    known = checkpoint.with_tokenizer(lambda _: tokenizer)
     whole = model.unlike is not None
     extra = () if whole else (IDS,)
     kinds = model.kinds
@@ -667,7 +672,7 @@ def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
             "media": f"as a whole: {model.unlike}" if whole else "one by one",
         },
     )
-    return made, known
+    return made, known, model
 
 
 def has_mrope(config: Any) -> bool:
