@@ -267,7 +267,8 @@ def make_runtime(executor: Executor, events: list[Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def open_words(make_runtime: Callable[..., Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens a processor class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
+    """Opens an author's class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
+    from mm_plugin.processor import Processor
 
     def make(
         cls: Any,
@@ -285,7 +286,7 @@ def open_words(make_runtime: Callable[..., Any], word_tokenizer: Callable[..., A
             preprocessor=lambda modality: {},
         )
         owner = {"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"}
-        return cls(spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner)
+        return Processor(cls, spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner)
 
     return make
 

@@ -37,7 +37,7 @@ from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Processor
 from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
@@ -146,7 +146,7 @@ def open_tiny(make_runtime: Callable[..., Any]) -> Open:
     ) -> ModelProcessor:
         runtime = make_runtime(preprocess_cache_bytes=cache_bytes, **dict(limits or {}))
         opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
-        return cls(spec, opened, runtime, options, owner=BLAME)
+        return Processor(cls, spec, opened, runtime, options, owner=BLAME)
 
     return make
 
@@ -228,7 +228,7 @@ def test_a_count_is_what_processing_yields(height: int, width: int, others: int)
     with ThreadPoolExecutor(1) as executor:
         runtime = Runtime(Settings(preprocess_cache_bytes=0), executor=executor)
         checkpoint: Any = FakeCheckpoint({}, {})
-        processor = Tiny(SPEC, checkpoint, runtime, {}, owner=BLAME)
+        processor = Processor(Tiny, SPEC, checkpoint, runtime, {}, owner=BLAME)
         rows, tokens = processor.count("image", (height, width), counts={Modality.IMAGE: 1 + others})
         images = [np.zeros((height, width, 3), dtype=np.uint8)] * (1 + others)
         output = processor.process([IMAGE] * (1 + others), images)

@@ -18,6 +18,7 @@ from mm_plugin import (
     ModelProcessor,
     ModelSpec,
     OptionScope,
+    Processor,
     Replacement,
     Settings,
     Size,
@@ -112,7 +113,7 @@ def runtime() -> Iterator[Runtime]:
 
 def opener(cls: type[ModelProcessor], runtime: Runtime) -> Any:
     checkpoint: Any = Checkpoint()
-    return lambda **options: cls(SPEC, checkpoint, runtime, options, owner=OWNER)
+    return lambda **options: Processor(cls, SPEC, checkpoint, runtime, options, owner=OWNER)
 
 
 MEDIA = {Modality.IMAGE: np.arange(40 * 3 * 3, dtype=np.uint8).reshape(40, 3, 3)}

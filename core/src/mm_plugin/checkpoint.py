@@ -210,6 +210,11 @@ class Checkpoint:
         return found
 
     @property
+    def source(self) -> str:
+        """The folder or hub id that was opened."""
+        return self._source
+
+    @property
     def tensors_read(self) -> frozenset[str]:
         """Full names of the tensors that were read through this object."""
         return frozenset(self._read)

@@ -21,6 +21,7 @@ Every class has a `code`, and the named attributes listed in `attributes`; those
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 
@@ -95,6 +96,28 @@ class LimitError(RequestError):
     setting: str | None
     limit: int | None
     value: int | None
+
+    @classmethod
+    def exceeded(cls, what: str, *, path: str | None, setting: str, limit: float, value: float) -> LimitError:
+        """The error of a value above a limit.
+
+        Args:
+            what: the unit that is counted, such as `tokens`.
+            path: where in the request, or None for the whole of it.
+            setting: name of the limit.
+            limit: the largest value that is accepted.
+            value: what was found.
+
+        >>> LimitError.exceeded("frames", path="videos[0]", setting="max_video_frames", limit=8, value=9).message
+        'videos[0]: expected at most 8 frames, got 9; the limit is max_video_frames'
+        """
+        return cls(
+            f"{path or 'request'}: expected at most {limit} {what}, got {value}; the limit is {setting}",
+            path=path,
+            setting=setting,
+            limit=int(limit),
+            value=int(min(value, sys.maxsize)),
+        )
 
 
 class PluginError(MMPluginError):

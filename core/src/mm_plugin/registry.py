@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from mm_plugin.encoder.base import Encoder
     from mm_plugin.events import FallbackUsed, Observers
     from mm_plugin.identity.digests import Digests
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
     from mm_plugin.spec import ModelSpec
+    from mm_plugin.tasks import Preparer
 
 logger = logging.getLogger("mm_plugin")
 
@@ -206,6 +207,7 @@ def discover(
     executor: Executor | None = None,
     preprocess_store: Store | None = None,
     embedding_cache: EmbeddingCache | None = None,
+    preparer: Preparer | None = None,
 ) -> Registry:
     """Read what the installed plugins claim, without importing any of them.
 
@@ -214,6 +216,7 @@ def discover(
         executor: runs the item stage; the registry makes and closes its own where None.
         preprocess_store: keeps prepared items; made from the settings where None.
         embedding_cache: keeps encoder rows; made from the settings where None.
+        preparer: prepares media inputs in place of threads of this process; it is not closed.
 
     Raises:
         UsageError: a setting cannot be read.
@@ -228,6 +231,7 @@ def discover(
         executor=executor,
         preprocess_store=preprocess_store,
         embedding_cache=embedding_cache,
+        preparer=preparer,
     )
 
 
@@ -245,6 +249,7 @@ class Registry:
         executor: Executor | None = None,
         preprocess_store: Store | None = None,
         embedding_cache: EmbeddingCache | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self.settings = settings
         self.notices: tuple[str, ...] = ()
@@ -256,6 +261,7 @@ class Registry:
             embedding_cache=embedding_cache,
             services=self._services,
             make_store=self.make_store,
+            preparer=preparer,
         )
         self._plugins: list[_Plugin] = []
         self._claims: dict[tuple[str, str], list[_Plugin]] = {}
@@ -643,7 +649,7 @@ class Registry:
         plugin: str | None = None,
         fallback: FallbackUse = "unclaimed",
         **options: Any,
-    ) -> ModelProcessor:
+    ) -> Processor:
         """Open a checkpoint's processor.
 
         Args:
@@ -659,14 +665,16 @@ class Registry:
             ProcessorError: the plugin's processor could not be built.
         """
         from mm_plugin.processor.model import ModelProcessor
+        from mm_plugin.processor.processor import Processor
+        from mm_plugin.tasks import ModelRef
 
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "processor", ModelProcessor)
         if spec.tokenizer is not None:
             opened = opened.with_tokenizer(self._load_class(found, spec, "tokenizer", None))
         with _attributed(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
-            processor: ModelProcessor = cls(spec, opened, self.runtime, options, owner=found.owner)
-            return processor
+            ref = ModelRef(opened.source, found.name, architecture, fallback, options)
+            return Processor(cls, spec, opened, self.runtime, options, owner=found.owner, ref=ref)
 
     def load_encoder(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mm_plugin.events import Observers
     from mm_plugin.identity.digests import Digests
     from mm_plugin.settings import Settings
+    from mm_plugin.tasks import Preparer
 
 logger = logging.getLogger("mm_plugin")
 
@@ -38,6 +39,24 @@ class CallerHashes:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.lock = threading.Lock()
+
+    def bind(self, claims: Sequence[tuple[bytes, bytes, str]]) -> str | None:
+        """Remember what each name stands for, all of a request's or none.
+
+        Args:
+            claims: a name, the 32 bytes of content that it stands for, and the path that an error would show.
+
+        Returns:
+            The path of the first name that stood for other content before; None where all are bound.
+        """
+        with self.lock:
+            bound: dict[bytes, bytes] = {}
+            for name, content, path in claims:
+                if bound.setdefault(name, self.store.get(name) or content) != content:
+                    return path
+            for name, content in bound.items():
+                self.store.put(name, content, 1)
+        return None
 
 
 class Runtime:
@@ -59,9 +78,11 @@ class Runtime:
         services: returns the services of a kind (`observers`, `digests`) by name; may be called while this object's lock is held,
             so it must not wait for a thread that uses this object.
         make_store: makes a store from its kind and its capacity in bytes, with the same condition; knows `memory` alone where None.
+        preparer: prepares media inputs, in other processes for example; threads of `executor` where None. It is not closed.
 
     Attributes:
         settings: limits and switches.
+        preparer: prepares media inputs in place of this process's threads, or None.
         closed: set when the runtime is closed.
 
     Raises:
@@ -77,6 +98,7 @@ class Runtime:
         embedding_cache: EmbeddingCache | None = None,
         services: Services | None = None,
         make_store: MakeStore | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         if isinstance(executor, ProcessPoolExecutor):
             raise UsageError(
@@ -84,6 +106,7 @@ class Runtime:
                 argument="executor",
             )
         self.settings = settings
+        self.preparer = preparer
         self.closed = threading.Event()
         self._services: Services = services or _no_services
         self._make_store: MakeStore = make_store or _memory_alone

@@ -177,7 +177,7 @@ def test_a_checkpoint_that_was_opened_before_is_not_learnt_again(
     processor = opened("llava")
     monkeypatch.setattr(Model, "__init__", None)
     assert registry.load_encoder(processor.checkpoint).version.startswith("transformers_auto.Llava")
-    assert registry.load_processor(processor.checkpoint)._learnt is processor._learnt
+    assert registry.load_processor(processor.checkpoint)._learnt is processor.model._learnt
 
 
 def test_a_spec_is_made_of_what_was_learnt(checkpoint: Get, registry: Any) -> None:

@@ -37,15 +37,18 @@ class Pins:
 
     def take(self, key: bytes) -> None:
         """Pin an entry, if it is there and the request has not ended."""
+        if self._is_released() or not self._store.pin(key):
+            return
         with self._lock:
-            if self._released:
-                return
-        if self._store.pin(key):
-            with self._lock:
-                if not self._released:
-                    self._held.append(key)
-                    return
+            kept = not self._released
+            if kept:
+                self._held.append(key)
+        if not kept:
             self._store.unpin(key)
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
 
     def give_back(self, keys: Iterable[bytes]) -> None:
         """Unpin entries, each as often as it is named and pinned."""

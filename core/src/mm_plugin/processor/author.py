@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media.types import DecodedMedia, SampledVideo, Sampling, VideoSize
+from mm_plugin.media.types import DecodedMedia, SampledVideo, VideoSize, is_sampling
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import (
     AcceptsAudio,
@@ -152,7 +151,9 @@ class Author:
             )
         return found
 
-    def prepare(self, decoded: DecodedMedia, arrays: Sequence[np.ndarray], fields: Fields, options: Any, path: str) -> Any:
+    def prepare(
+        self, decoded: DecodedMedia, arrays: Sequence[np.ndarray], fields: Fields, options: Any, path: str
+    ) -> Any:
         """The feature of one item, in memory of its own.
 
         Args:
@@ -200,22 +201,8 @@ class Author:
         positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
         if not good or type(delta) is not int:
-            raise self.fault(
-                f"{self.spec.positions} must return positions [3, {seq}] int64 and a delta, a Python int"
-            )
+            raise self.fault(f"{self.spec.positions} must return positions [3, {seq}] int64 and a delta, a Python int")
         return positions, delta
-
-
-def is_sampling(found: Any, frames: int) -> bool:
-    """Whether it names frames that a video of so many has."""
-    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
-        return False
-    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
-        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
-            return False
-    indices, times = found.indices, found.timestamps
-    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
-    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
 
 
 @contextlib.contextmanager

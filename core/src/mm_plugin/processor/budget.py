@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from mm_plugin.errors import LimitError
+from mm_plugin.errors import LimitError, RequestError
 from mm_plugin.items import Modality
 from mm_plugin.media.types import SampledVideo, Size
 from mm_plugin.settings import Settings
+from mm_plugin.spec import ModelSpec
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -46,6 +47,18 @@ class Budget:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+
+    def check_served(self, spec: ModelSpec, modality: Modality) -> None:
+        """Refuse a modality that the model does not take.
+
+        Raises:
+            RequestError: it does not.
+        """
+        if modality not in spec.modalities:
+            served = ", ".join(m.argument for m in spec.modalities)
+            raise RequestError(
+                f"{modality.argument}: {spec.name} takes {served}, not {modality.argument}", path=modality.argument
+            )
 
     def check_counts(self, counts: Mapping[Modality, int]) -> None:
         """Hold the numbers of media inputs to `max_items` and to the limit of each modality.

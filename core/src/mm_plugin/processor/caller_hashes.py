@@ -8,13 +8,13 @@ from typing import Any
 
 from mm_plugin.errors import RequestError
 from mm_plugin.events import HashIgnored, Observers
-from mm_plugin.identity.framing import frame
 from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import frame
 from mm_plugin.identity.keys import caller_identity, parse_caller_hash
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.arguments import is_list
 from mm_plugin.processor.request import Claim, Facts, ReadyItem
-from mm_plugin.runtime import Bindings
+from mm_plugin.runtime import CallerHashes as Bindings
 
 logger = logging.getLogger("mm_plugin")
 

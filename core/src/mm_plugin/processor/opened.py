@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import UsageError
+from mm_plugin.events import ItemKeyed
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
 from mm_plugin.inputs import SpecialTokens
@@ -17,14 +18,13 @@ from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
 from mm_plugin.sentinels import check_vocabulary
-from mm_plugin.events import ItemKeyed
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
     from mm_plugin.processor.model import ModelProcessor
     from mm_plugin.runtime import Runtime
     from mm_plugin.spec import ModelSpec
-    from mm_plugin.tasks import ModelRef, Prepared
+    from mm_plugin.tasks import ModelRef
 
 
 class OpenModel:
@@ -61,13 +61,17 @@ class OpenModel:
             checkpoint.tokenizer, placeholders, vocabulary=vocabulary, placeholder_affixes=spec.placeholder_affixes
         )
         # Fields and replacements depend on these too, and all models of a registry keep their items in one cache.
-        parts = [dict(checkpoint.config), {int(m): token for m, token in placeholders.items()}, self.special_tokens.pairs]
+        parts = [
+            dict(checkpoint.config),
+            {int(m): token for m, token in placeholders.items()},
+            self.special_tokens.pairs,
+        ]
         self.digest = digest(frame(parts))
         self.budget = Budget(runtime.settings)
         model = cls(spec, checkpoint, runtime.settings, self.special_tokens, self.table.loaded)
         self.author = Author(model, spec, owner)
         self.hashes = CallerHashes(
-            spec.name, spec.output_version, self.digest, runtime.bindings, runtime.observers
+            spec.name, spec.output_version, self.digest, runtime.caller_hashes, runtime.observers
         )
 
     def serves(self, modality: Modality) -> Modality:
@@ -79,9 +83,7 @@ class OpenModel:
         self.budget.check_served(self.spec, modality)
         return modality
 
-    def measure(
-        self, modality: Modality, size: Any, options: Any, context: Any, path: str
-    ) -> tuple[Fields, Any]:
+    def measure(self, modality: Modality, size: Any, options: Any, context: Any, path: str) -> tuple[Fields, Any]:
         """Fields and replacement of a media input of one size, within `max_item_tokens`."""
         fields = self.author.layout(modality, size, options, context, path)
         return fields, self.replacement(fields, path)
