@@ -648,14 +648,7 @@ class Pipeline:
     def fit(self, request: Request) -> None:
         """Hold the expanded prompt, by the caller's policy, and the pixels to their limits; no image or frame is decoded yet."""
         self._shorten(request)
-        limit, pixels = self.settings.max_request_pixels, sum(_pixels(item.size) for item in request.items)
-        if pixels > limit:
-            raise LimitError(
-                f"the request's images and sampled frames have {pixels} pixels, at most {limit} are accepted",
-                setting="max_request_pixels",
-                limit=limit,
-                value=pixels,
-            )
+        check_request_pixels(None, sum(_pixels(item.size) for item in request.items), self.settings)
 
     def _shorten(self, request: Request) -> None:
         limit = request.arguments.max_prompt_tokens
