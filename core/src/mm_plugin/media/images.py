@@ -363,11 +363,9 @@ def _decoding(path: str, settings: Settings) -> Iterator[None]:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         limit = min(settings.max_image_pixels, 2 * (Image.MAX_IMAGE_PIXELS or settings.max_image_pixels))
-        raise LimitError(
-            f"{path}: more pixels than are opened on this machine, at most {limit} are accepted",
-            path=path,
-            setting="max_image_pixels",
-            limit=limit,
+        # Pillow's own bound on this machine, which may be below ours.
+        raise LimitError.exceeded(
+            "pixels", path=path, setting="max_image_pixels", limit=limit, value=None, fix="send a smaller image"
         ) from error
     except UnidentifiedImageError as error:
         raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
