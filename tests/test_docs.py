@@ -211,9 +211,8 @@ def test_every_hook_is_documented() -> None:
 
 
 def test_every_record_code_is_documented() -> None:
-    source = "".join(
-        (ROOT / "core/src/mm_plugin" / name).read_text(encoding="utf-8") for name in ("registry.py", "cli/plugins.py")
-    )
+    files = [file for name in ("registry", "cli") for file in (ROOT / "core/src/mm_plugin" / name).glob("*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     codes = set(
         re.findall(
             r'\bcode[\w, ]* = "(\w+)"|code="(\w+)"|_lost\(record, "(\w+)"|_mark_conflict\(\w+, .*?, "(\w+)"',

@@ -22,7 +22,6 @@ import mm_plugin
 from mm_plugin import (
     Checkpoint,
     MMPluginError,
-    ModelProcessor,
     ModelSpec,
     NoModelError,
     PluginLoadError,
@@ -33,6 +32,7 @@ from mm_plugin import (
 )
 from mm_plugin.cache import EmbeddingCache, MemoryStore
 from mm_plugin.events import FallbackUsed
+from mm_plugin.registry import check_plugin
 
 GOOD = "GoodForConditionalGeneration"
 ASKED = {"architectures": [GOOD]}
@@ -333,7 +333,7 @@ def test_a_keyboard_interrupt_passes_through_and_leaves_nothing(site: Any, open_
         ("mm-plugin>=7.5", "requirement_unmet", "mm-plugin", "needs mm-plugin>=7.5, found 0.1.0"),
         ("msgspec<0.1", "requirement_unmet", "msgspec", "needs msgspec<0.1, found "),
         ("no-such-distribution>=2", "requirement_missing", "no-such-distribution", "which is not installed"),
-        ("mm-plugin ===== 3", "requirement_invalid", None, "cannot be read"),
+        ("mm-plugin ===== 3", "requirement_invalid", None, "is invalid"),
     ],
 )
 def test_a_plugin_whose_requirement_is_not_met_is_never_imported(
@@ -395,7 +395,7 @@ def test_a_fallback_declares_one_spec(count: int, site: Any, open_registry: Any)
     assert (found.state, found.code, found.error) == (
         "failed",
         "claim_mismatch",
-        f"a fallback declares exactly one ModelSpec, found {count}",
+        f"a fallback must declare exactly one ModelSpec, found {count}",
     )
 
 
@@ -454,7 +454,7 @@ def test_a_class_that_cannot_be_had_is_found_by_a_check_and_not_by_discovery(
     half(source)
     registry = open_registry()
     assert registry.load_plugin("half").state == "loaded"
-    found = registry.check_plugin("half", {"processor": ModelProcessor})
+    found = check_plugin(registry.catalog, "half")
     assert (found.state, found.stage, found.code) == ("failed", "classes", code)
     assert words in found.error
 
@@ -653,7 +653,10 @@ def test_a_typo_in_a_list_is_a_notice_with_the_nearest_name(
     site.install("excellent-one", architectures=[GOOD])
     registry = open_registry(**settings)
     (notice,) = registry.notices
-    assert notice == f"{variable} names 'excellent_on', which no installed plugin has; did you mean 'excellent_one'?"
+    assert (
+        notice
+        == f"{variable} names 'excellent_on', but no plugin of this name is installed; did you mean 'excellent_one'?"
+    )
     assert [line for line in lines(log, "WARNING") if notice in line]
     with pytest.raises(NoModelError) as caught:
         registry.resolve({"architectures": ["Nobody"]})
@@ -1013,7 +1016,9 @@ def test_the_fallback_stands_in_where_the_caller_says_always(how: str, site: Any
     registry.observers.add(heard.append)
     for config in ({"architectures": ["A"]}, {"architectures": ["Unknown", "A"]}, {"model_type": "a"}):
         assert registry.resolve(config, fallback="always").name == "catch-all"
-        assert heard.pop().why.startswith("fallback='always', and what claims it cannot serve: no model for ")
+        assert heard.pop().why.startswith(
+            "fallback='always', and the plugin that claims it cannot serve: no model for "
+        )
     assert any("fallback='always'" in line for line in lines(log, "WARNING"))
 
 
@@ -1043,7 +1048,7 @@ def test_the_fallback_can_be_left_out(site: Any, open_registry: Any) -> None:
             registry.resolve({"architectures": ["Unknown"]}, fallback="never", plugin=chosen)
     assert site.imports("catch_all") == 0
     for call in (registry.resolve, registry.load_processor, registry.load_encoder):
-        with pytest.raises(UsageError, match="fallback='sometimes' is none of unclaimed, always, never"):
+        with pytest.raises(UsageError, match="fallback: expected one of unclaimed, always, never, got 'sometimes'"):
             call(checkpoint(site.folder / "any"), fallback="sometimes")
 
 
@@ -1244,14 +1249,16 @@ def test_a_store_that_cannot_be_made_names_the_plugin(store_log: Any, open_regis
     with pytest.raises(PluginLoadError, match=r"keeper \(keeper 1.0\).*ZeroDivisionError") as caught:
         registry.make_store("torn", 1)
     assert caught.value.plugin == "keeper"
-    with pytest.raises(PluginLoadError, match=r"keeper \(keeper 1.0\).*no mm_plugin.cache.store.Store"):
+    with pytest.raises(
+        PluginLoadError, match=r"keeper \(keeper 1.0\).*must be a mm_plugin.cache.store.Store, got dict"
+    ):
         registry.make_store("odd", 1)
 
 
 def test_an_unknown_store_lists_those_there_are(store_log: Any, open_registry: Any) -> None:
-    with pytest.raises(UsageError, match="there are: memory, kept, odd, torn"):
+    with pytest.raises(UsageError, match="unknown store 'lost'; known: memory, kept, odd, torn"):
         open_registry().make_store("lost", 1)
-    with pytest.raises(UsageError, match=r"no store 'kept'; there are: memory$"):
+    with pytest.raises(UsageError, match=r"unknown store 'kept'; known: memory$"):
         open_registry(disabled=["keeper"]).make_store("kept", 1)
 
 

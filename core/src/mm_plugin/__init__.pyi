@@ -44,7 +44,8 @@ from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, P
 from .processor.model import ModelProcessor
 from .processor.options import BaseOptions, OptionScope
 from .processor.processor import Processor
-from .registry import PluginRecord, Registry, discover
+from .registry.records import PluginRecord
+from .registry.registry import Registry, discover
 from .settings import Settings
 from .spec import ModelSpec
 

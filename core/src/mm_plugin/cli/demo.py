@@ -26,7 +26,7 @@ from mm_plugin.media.images import open_image
 from mm_plugin.media.types import SampledVideo
 from mm_plugin.media.video import open_video
 from mm_plugin.processor.mixins import AcceptsVideos
-from mm_plugin.registry import Registry, discover
+from mm_plugin.registry.registry import Registry, discover
 from mm_plugin.settings import Settings
 from mm_plugin.testing.embedding import embed_in_chunks
 
@@ -304,7 +304,7 @@ def _choose(registry: Registry, model: str | None) -> tuple[str, Demo]:
         if model not in (None, record.name) or (model is None and record.state != "available"):
             continue
         try:
-            cls = registry.load_declared(record.name, "demo", Demo)
+            cls = registry.load_declared(record.name, "demo")
         except PluginLoadError:
             if model is not None:
                 raise

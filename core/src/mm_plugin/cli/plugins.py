@@ -18,7 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from mm_plugin.errors import UsageError
-from mm_plugin.registry import PluginRecord, Registry, discover
+from mm_plugin.registry.records import PluginRecord
+from mm_plugin.registry.registry import Registry, discover
 
 BROKEN = ("failed", "conflict", "incompatible")
 _COLORS = {"available": "green", "loaded": "green", "disabled": "yellow"}
