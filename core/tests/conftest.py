@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,16 +26,6 @@ from PIL import Image, ImageFile, PngImagePlugin
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
-
-GROUPS = {
-    "plugins": "mm_plugin",
-    "architectures": "mm_plugin.architectures",
-    "model_types": "mm_plugin.model_types",
-    "fallback": "mm_plugin.fallback",
-    "digests": "mm_plugin.digests",
-    "stores": "mm_plugin.stores",
-    "observers": "mm_plugin.observers",
-}
 
 # Plugins of the environment, which a test shall neither need nor meet.
 OUTSIDE = tuple(sorted({entry.name for entry in importlib.metadata.entry_points(group="mm_plugin")}))
@@ -129,10 +120,10 @@ class Site:
             models = {kind: tuple(claims[kind]) for kind in ("architectures", "model_types") if kind in claims}
             source = self.hooks({"name": distribution, **models})
         if entry_points is None:
-            sections = {"plugins": [] if plugin is None else [plugin or package], **claims}
+            sections = {"mm_plugin": [] if plugin is None else [plugin or package]}
+            sections |= {f"mm_plugin.{kind}": list(names) for kind, names in claims.items()}
             entry_points = "".join(
-                f"[{GROUPS[kind]}]\n" + "".join(f"{name} = {module}\n" for name in names)
-                for kind, names in sections.items()
+                f"[{group}]\n" + "".join(f"{name} = {module}\n" for name in names) for group, names in sections.items()
             )
         folder = f"{distribution.replace('-', '_')}-{version}.dist-info"
         metadata = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
@@ -203,6 +194,13 @@ def open_registry() -> Iterator[Callable[..., Any]]:
     yield open_one
     for registry in opened:
         registry.close()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """What the package logged so far at a level."""
+    caplog.set_level(logging.DEBUG, "mm_plugin")
+    return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
 @pytest.fixture

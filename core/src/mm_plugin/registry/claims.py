@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 PLUGINS = "mm_plugin"
+_PREFIX = PLUGINS + "."
 
 
 class ClaimGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,7 @@ class ClaimGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def entry_points(self) -> str:
         """The entry-point group."""
-        return f"{PLUGINS}.{self.kind}"
+        return f"{_PREFIX}{self.kind}"
 
 
 ARCHITECTURES = ClaimGroup(kind="architectures", noun="architecture", spec_field="architectures")
@@ -63,9 +64,17 @@ STORES = ClaimGroup(
 )
 OBSERVERS = ClaimGroup(kind="observers", noun="observer", hook="mm_register_observers")
 
-CLAIM_GROUPS = (ARCHITECTURES, MODEL_TYPES, FALLBACK, DIGESTS, STORES, OBSERVERS)
-BY_ENTRY_POINTS = {group.entry_points: group for group in CLAIM_GROUPS}
-BY_KIND = {group.kind: group for group in CLAIM_GROUPS}
+CLAIM_GROUPS = {group.kind: group for group in (ARCHITECTURES, MODEL_TYPES, FALLBACK, DIGESTS, STORES, OBSERVERS)}
+
+
+def is_claim(entry_points: str) -> bool:
+    """Whether an entry-point group is meant for claims; `group_of` says whether there is such a kind."""
+    return entry_points.startswith(_PREFIX)
+
+
+def group_of(entry_points: str) -> ClaimGroup | None:
+    """The row of an entry-point group, such as `mm_plugin.stores`; None if there is none."""
+    return CLAIM_GROUPS.get(entry_points.removeprefix(_PREFIX)) if is_claim(entry_points) else None
 
 
 def check_claims(
@@ -81,7 +90,7 @@ def check_claims(
     Raises:
         Refusal: they differ.
     """
-    for group in CLAIM_GROUPS:
+    for group in CLAIM_GROUPS.values():
         if group.spec_field is not None:
             declared = [name for spec in specs for name in getattr(spec, group.spec_field)]
             _compare(group, claims.get(group.kind, ()), declared)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from mm_plugin.errors import UsageError
-from mm_plugin.registry.claims import BY_ENTRY_POINTS, BY_KIND, PLUGINS, ClaimGroup
+from mm_plugin.registry.claims import CLAIM_GROUPS, PLUGINS, ClaimGroup, group_of, is_claim
 from mm_plugin.registry.plugin import Plugin, location
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class Catalog:
         found = []
         for (kind, name), plugins in self._claims.items():
             enabled = [plugin for plugin in plugins if plugin.enabled]
-            if BY_KIND[kind].exclusive and len(enabled) > 1:
-                found.append((BY_KIND[kind], name, enabled))
+            if CLAIM_GROUPS[kind].exclusive and len(enabled) > 1:
+                found.append((CLAIM_GROUPS[kind], name, enabled))
         return found
 
 
@@ -151,10 +151,10 @@ def _read_plugins(catalog: Catalog) -> list[Plugin]:
     for entry in _entry_points(catalog):
         if entry.group == PLUGINS:
             plugins.append(Plugin(entry.name, entry.value, entry.dist))
-        elif entry.group in BY_ENTRY_POINTS:
-            claims.append((BY_ENTRY_POINTS[entry.group], entry))
-        elif entry.group.startswith(PLUGINS + "."):
-            known = ", ".join(BY_ENTRY_POINTS)
+        elif (group := group_of(entry.group)) is not None:
+            claims.append((group, entry))
+        elif is_claim(entry.group):
+            known = ", ".join(row.entry_points for row in CLAIM_GROUPS.values())
             catalog.notice(
                 f"{entry.name!r} is claimed in the unknown entry-point group {entry.group!r}; known: {known}"
             )

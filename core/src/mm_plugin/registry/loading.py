@@ -275,7 +275,7 @@ def _declared_models(manager: Any) -> tuple[ModelSpec, ...]:
 
 def _declared_services(manager: Any) -> dict[str, Mapping[str, Any]]:
     services: dict[str, Mapping[str, Any]] = {}
-    for group in CLAIM_GROUPS:
+    for group in CLAIM_GROUPS.values():
         if group.hook is None:
             continue
         merged: dict[str, Any] = {}

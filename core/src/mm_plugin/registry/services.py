@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import PluginLoadError, UsageError
-from mm_plugin.registry.claims import BY_KIND, STORES, ClaimGroup
+from mm_plugin.registry.claims import CLAIM_GROUPS, STORES, ClaimGroup
 from mm_plugin.registry.loading import import_reference, load
 from mm_plugin.registry.plugin import translate_errors
 
@@ -24,7 +24,7 @@ def services_of(catalog: Catalog, kind: str) -> dict[str, Any]:
     Raises:
         PluginLoadError: with `strict`, when a plugin that claims one is broken.
     """
-    group = BY_KIND[kind]
+    group = CLAIM_GROUPS[kind]
     found: dict[str, Any] = {}
     for name in catalog.claimed(group):
         enabled = [plugin for plugin in catalog.claimants(group, name) if plugin.enabled]
