@@ -129,7 +129,10 @@ def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (ReadsAnothersOption, "rate=12 on images changes the output, and For says that it is not about them"),
+        (
+            ReadsAnothersOption,
+            "rate=12 on images changes the output, and its OptionScope says that it is not about them",
+        ),
         (DeclaresWrongly, "size=16 on images changes the output"),
     ],
 )

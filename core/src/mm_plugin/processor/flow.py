@@ -113,8 +113,7 @@ def _perform(command: Call | Each | Fetch, executor: Executor) -> Any:
         return command.function()
     if isinstance(command, Fetch):
         return command.items  # a source reads its URL when it is opened
-    found = run_each(executor, command.function, command.items)
-    return _all(found)
+    return _all(run_each(executor, command.function, command.items))
 
 
 async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:

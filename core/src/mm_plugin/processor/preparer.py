@@ -95,22 +95,26 @@ class ThreadPreparer:
 def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """What the function returned or raised for every item, in order; on the executor where there are several items.
 
-    What no thread has begun when its turn comes is done in the calling thread, so this ends even where every thread of the
-    executor waits for such a call.
+    The calling thread takes part: it works on the last item that no thread has begun, so this ends even where every thread of
+    the executor waits in such a call.
     """
     if len(items) <= 1:
         return [_attempt(function, item) for item in items]
     futures = [executor.submit(_attempt, function, item) for item in items]
-    found = []
+    found: list[Any] = [None] * len(items)
+    mine = set()
     try:
-        for item, future in zip(items, futures, strict=True):
-            found.append(_attempt(function, item) if future.cancel() else future.result())
+        for index in reversed(range(len(items))):
+            if futures[index].cancel():
+                mine.add(index)
+                found[index] = _attempt(function, items[index])
+        for index, future in enumerate(futures):
+            if index not in mine:
+                found[index] = future.result()
         return found
     finally:
-        while futures:
-            future = futures.pop()
+        for future in futures:
             future.cancel()
-        del future  # its error holds this frame, and a frame that held it too would keep every media input alive
 
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
