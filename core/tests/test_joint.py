@@ -163,7 +163,7 @@ def test_limits_hold(open_words: Open, decodes: list[str]) -> None:
     with pytest.raises(LimitError, match="at most 1 media inputs, got 2"):
         opened(max_items=1).process("<image> <image>", [A, B])
     assert decodes == []
-    with pytest.raises(LimitError, match="images: takes 4 tokens"):
+    with pytest.raises(LimitError, match="images: expected at most 3 tokens, got 4"):
         opened(max_item_tokens=3).process("<image>", [B])
     with pytest.raises(LimitError, match="at most 4 tokens in the expanded prompt, got 5"):
         opened().process("<image>", [B], max_prompt_tokens=4)

@@ -108,13 +108,15 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
             if futures[index].cancel():
                 mine.add(index)
                 found[index] = _attempt(function, items[index])
-        for index, future in enumerate(futures):
+        for index in range(len(items)):
             if index not in mine:
-                found[index] = future.result()
+                found[index] = futures[index].result()
         return found
     finally:
-        for future in futures:
-            future.cancel()
+        while futures:
+            futures.pop().cancel()
+        # An error that was raised in this thread leads to this frame, which must not lead back: it would keep all media alive.
+        del found
 
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
