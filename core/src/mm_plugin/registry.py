@@ -838,7 +838,7 @@ class Registry:
         with self._lock:
             self._check_open()
             if self._preprocess_store is None:
-                store = self.make_store(self.settings.store, self.settings.preprocess_cache_bytes)
+                store = self.make_store(self.settings.preprocess_store, self.settings.preprocess_cache_bytes)
                 self._own_store(store)
                 self._preprocess_store = store
             return self._preprocess_store
@@ -852,7 +852,7 @@ class Registry:
             self._check_open()
             if self._embedding_cache is None:
                 capacity = self.settings.embedding_cache_bytes
-                store = self.make_store(self.settings.store, capacity)
+                store = self.make_store(self.settings.embedding_store, capacity)
                 self._own_store(store)
                 self._embedding_cache = EmbeddingCache(capacity, store=store)
             return self._embedding_cache
