@@ -110,7 +110,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         num_audio_tokens: rows of audio.
         num_dropped: items that came empty and without a span, and were dropped.
         held_rows: rows of spans that were only partly consumed, kept by `embed` until their last row is written;
-            keyed by (modality, identity or hash, rows, encoder version, dtype).
+            keyed by `embedding_key`.
         retain_rows: keep held rows after their last row is written, until the request ends.
         ended: the request is over, and a step that still runs holds nothing for it.
     """
@@ -125,7 +125,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
     num_video_tokens: int = 0
     num_audio_tokens: int = 0
     num_dropped: int = 0
-    held_rows: dict[tuple[Any, ...], Any] = msgspec.field(default_factory=dict)
+    held_rows: dict[bytes, Any] = msgspec.field(default_factory=dict)
     retain_rows: bool = False
     ended: bool = False
 
