@@ -56,7 +56,8 @@ class HeldEmbeddings:
 
     def clear(self) -> None:
         """Forget all."""
-        self._references.clear()
+        with self._sweeping:  # or a sweep could put one back
+            self._references.clear()
 
     def __len__(self) -> int:
         """Entries, with those that are gone and not yet swept."""

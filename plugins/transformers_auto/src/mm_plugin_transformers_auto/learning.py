@@ -13,6 +13,7 @@ import copy
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -504,7 +505,7 @@ class Model:
                 raise Unlike(f"the text around {kind.modality.argument} depends on their size")
             return fields_of(kind, found)
 
-        key = digest(frame([int(kind.modality), list(size), dict(kwargs)]))
+        key = digest(frame([int(kind.modality), size, dict(kwargs)]))
         made: dict[str, np.ndarray]
         made, _ = self._layouts.get_or_compute(key, make, lambda fields: sum(value.nbytes for value in fields.values()))
         return made
@@ -617,6 +618,7 @@ def _ids_of(out: Mapping[str, Any]) -> np.ndarray:
 
 # ---------------------------------------------------------------- the door
 
+_MODELS: weakref.WeakKeyDictionary[Checkpoint, Model] = weakref.WeakKeyDictionary()
 _CLASSES = {
     (Modality.IMAGE,): "ImagesProcessor",
     (Modality.AUDIO,): "AudioProcessor",
@@ -625,30 +627,23 @@ _CLASSES = {
 
 
 def model_of(checkpoint: Checkpoint) -> Model:
-    """What `specialize` learned about a checkpoint.
-
-    Raises:
-        UsageError: the checkpoint was not opened through a registry.
-    """
-    state = checkpoint.specialization[1] if checkpoint.specialization is not None else None
-    if not isinstance(state, Model):
-        raise UsageError(
-            f"{checkpoint.folder}: expected a checkpoint that transformers_auto has learned from, got a plain one; open it "
-            "with Registry.load_processor or Registry.load_encoder",
-            argument="checkpoint",
-        )
-    return state
+    """What was learned about a checkpoint that `specialize` returned."""
+    return _MODELS[checkpoint]
 
 
-def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint, Model]:
-    """The spec for one checkpoint, the checkpoint with its processor's own tokenizer, and what was learned.
+def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
+    """The spec for one checkpoint, and the checkpoint with its processor's own tokenizer.
 
     Raises:
         UsageError: transformers cannot open it, or what it makes of media cannot be served.
     """
-    model = Model(open_checkpoint(checkpoint), checkpoint)
-    tokenizer = model.tokenizer
-    known = checkpoint.with_tokenizer(lambda _: tokenizer)
+    model = _MODELS.get(checkpoint)
+    known = checkpoint
+    if model is None:
+        model = Model(open_checkpoint(checkpoint), checkpoint)
+        tokenizer = model.tokenizer
+        known = checkpoint.with_tokenizer(lambda _: tokenizer)
+        _MODELS[known] = model
     whole = model.unlike is not None
     extra = () if whole else (IDS,)
     kinds = model.kinds
@@ -672,7 +667,7 @@ def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
             "media": f"as a whole: {model.unlike}" if whole else "one by one",
         },
     )
-    return made, known, model
+    return made, known
 
 
 def has_mrope(config: Any) -> bool:
