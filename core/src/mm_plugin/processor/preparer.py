@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from typing import Any
 
 from mm_plugin.identity.framing import feature_digest, feature_digests
@@ -71,11 +71,17 @@ class ThreadPreparer:
         except Exception as error:
             for index in good:
                 found[index] = error
-            return found
+            try:
+                return found
+            finally:
+                del found  # as in `run_each`
         seconds = (time.perf_counter() - began) / max(1, len(good))
         for index, feature, content in zip(good, features, contents, strict=True):
             found[index] = self._identified(tasks[index], feature, content, seconds)
-        return found
+        try:
+            return found
+        finally:
+            del found  # as in `run_each`
 
     def _identified(self, task: PrepareTask, feature: Any, content: bytes, seconds: float) -> Prepared:
         spec = self._model.spec
@@ -100,7 +106,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
     """
     if len(items) <= 1:
         return [_attempt(function, item) for item in items]
-    futures = [executor.submit(_attempt, function, item) for item in items]
+    futures = [executor.submit(function, item) for item in items]
     found: list[Any] = [None] * len(items)
     mine = set()
     try:
@@ -110,7 +116,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
                 found[index] = _attempt(function, items[index])
         for index in range(len(items)):
             if index not in mine:
-                found[index] = futures[index].result()
+                found[index] = _attempt(futures[index].result)
         return found
     finally:
         while futures:
@@ -119,9 +125,11 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
         del found
 
 
-def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
+def _attempt(function: Callable[..., Any], *item: Any) -> Any:
     try:
-        return function(item)
+        return function(*item)
+    except CancelledError:
+        raise
     except Exception as error:
         return error
 
