@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,20 +41,11 @@ from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.identity.keys import caller_identity, item_identity, source_key
 from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedEmbeddings, ProcessorOutput, SpecialTokens
 from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
-from mm_plugin.media.audio import AudioSource, open_audio
-from mm_plugin.media.images import ImageSource, open_image, raw_pixels
-from mm_plugin.media.limits import check_frames, check_pixels, check_request_pixels, check_video_seconds
-from mm_plugin.media.types import (
-    AudioSize,
-    DecodedAudio,
-    DecodedImage,
-    DecodedMedia,
-    SampledVideo,
-    Sampling,
-    Size,
-    VideoSize,
-)
-from mm_plugin.media.video import VideoSource, open_video, whole
+from mm_plugin.media.images import raw_pixels
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.limits import check_request_pixels
+from mm_plugin.media.source import MediaSize, MediaSource
+from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
 from mm_plugin.placeholders import (
     Expansion,
     Replacement,
@@ -164,7 +153,7 @@ class Item(msgspec.Struct, eq=False):
     modality: Modality
     path: str
     value: Any
-    source: ImageSource | VideoSource | AudioSource | None = None
+    source: MediaSource | None = None
     size: Any = None
     key: bytes = b""
     fields: Fields | None = None
@@ -192,6 +181,19 @@ class Request(msgspec.Struct, eq=False):
     ended: bool = False
     lock: Any = msgspec.field(default_factory=threading.Lock)
     text: tuple[str, bool] | None = None  # prompt, and whether it is rendered, of one that is prepared as a whole
+
+
+class _Rules:
+    """What the author decides about one media input before its size is known; see `SamplingRules`."""
+
+    def __init__(self, pipeline: Pipeline, options: Any, path: str) -> None:
+        self._pipeline, self._options, self._path = pipeline, options, path
+
+    def sample(self, size: VideoSize) -> Sampling:
+        return self._pipeline.sample(size, self._options, self._path)
+
+    def sampling_rate(self) -> int:
+        return self._pipeline.sampling_rate(self._options)
 
 
 class Pipeline:
@@ -416,10 +418,9 @@ class Pipeline:
             item.prepared = self._take_ready(request, item, item.value)
             item.replacement, item.seconds = item.prepared.replacement, time.perf_counter() - began
             return
-        open_media: Any = _DOORS[item.modality]
-        item.source = source = open_media(item.value, path=item.path, settings=self.settings)
+        item.source = source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=self.settings)
         if self._whole is not None:
-            item.size = self._probe(source, request.options, item.path)  # for the limits, and to decode it
+            item.size = source.size(_Rules(self, request.options, item.path))  # for the limits, and to decode it
             return
         content = source.digest()
         with self._identified("context has"):
@@ -434,73 +435,19 @@ class Pipeline:
         if item.prepared is not None:
             item.replacement, item.cached = item.prepared.replacement, True
         else:
-            item.size = self._probe(source, request.options, item.path)
+            item.size = source.size(_Rules(self, request.options, item.path))
             item.fields, item.replacement = self.measure(
                 item.modality, item.size, request.options, request.context, item.path
             )
         item.seconds = time.perf_counter() - began
 
-    def _probe(self, source: Any, options: Any, path: str) -> Size | SampledVideo | AudioSize:
-        """The size that `layout` gets: of a video with its frames chosen, of audio at the rate that the author asks for."""
-        if isinstance(source, ImageSource):
-            return source.probe()
-        if isinstance(source, AudioSource):
-            return source.probe(self.sampling_rate(options))
-        footage: VideoSize = source.probe()
-        return _sampled(footage, whole(footage)) if source.sampled else self.sample(footage, options, path)
-
-    def known_size(self, modality: Modality, size: Any, options: Any, path: str) -> Size | SampledVideo | AudioSize:
+    def known_size(self, modality: Modality, size: Any, options: Any, path: str) -> MediaSize:
         """A size that a caller gave, as `layout` gets it.
 
         Raises:
-            UsageError: it is no size of such a media input.
+            UsageError: it is not a size of such a media input.
         """
-        if modality is Modality.VIDEO:
-            if not isinstance(size, VideoSize | SampledVideo):
-                raise UsageError("size of a video must be a VideoSize or a SampledVideo", argument="size")
-            return self._known_video(size, options, path)
-        if modality is Modality.AUDIO:
-            if not isinstance(size, AudioSize):
-                raise UsageError("size of audio must be an AudioSize", argument="size")
-            if min(size.num_samples, size.sampling_rate) < 1:
-                raise MediaError(f"{path}: an audio input without samples", path=path, reason="empty")
-            return size.at(self.sampling_rate(options))
-        try:
-            image = Size(*map(operator.index, (size.height, size.width) if isinstance(size, Size) else size))
-        except TypeError:
-            raise UsageError("size must be (height, width), two whole numbers of pixels", argument="size") from None
-        check_pixels(path, image.height, image.width, self.settings)
-        return image
-
-    def _known_video(self, size: VideoSize | SampledVideo, options: Any, path: str) -> SampledVideo:
-        whole_numbers = all(type(side) is int for side in (size.height, size.width))
-        if isinstance(size, SampledVideo):
-            chosen = Sampling(size.indices, size.timestamps, size.fps)
-            if whole_numbers and isinstance(size.indices, np.ndarray) and not size.indices.size:
-                raise MediaError(f"{path}: no frame was chosen", path=path, reason="empty")
-            if not whole_numbers or not _is_sampling(chosen, 1 << 62):
-                raise UsageError(
-                    "a SampledVideo has whole sides, int64 indices that ascend, a finite float64 timestamp for each, and a "
-                    "rate above 0",
-                    argument="size",
-                )
-            check_pixels(path, size.height, size.width, self.settings)
-            return size
-        number = isinstance(size.fps, int | float)
-        times = size.timestamps is None or np.shape(size.timestamps) == (size.frames,)
-        if not whole_numbers or type(size.frames) is not int or not number or not times:
-            raise UsageError(
-                "a VideoSize has whole sides and frames, a rate, and a timestamp for each frame or none",
-                argument="size",
-            )
-        check_pixels(path, size.height, size.width, self.settings)
-        if size.frames < 1 or not 0 < size.fps < math.inf:
-            raise MediaError(
-                f"{path}: {size.frames} frames at {size.fps} a second are no video", path=path, reason="empty"
-            )
-        check_frames(path, size.frames, self.settings)
-        check_video_seconds(path, size.duration, self.settings)
-        return self.sample(size, options, path)
+        return MEDIA_KINDS[modality].known_size(size, _Rules(self, options, path), path, self.settings)
 
     def sampling_rate(self, options: Any) -> int:
         """The rate that the author asks for, checked."""
@@ -513,21 +460,22 @@ class Pipeline:
             )
         return rate
 
-    def sample(self, size: VideoSize, options: Any, path: str) -> SampledVideo:
+    def sample(self, size: VideoSize, options: Any, path: str) -> Sampling:
         """The frames that the author chooses, checked."""
         model = self._model
         assert isinstance(model, AcceptsVideos)
         found = self.authored("sample", lambda: model.sample(size, options), path)
-        if not _is_sampling(found, size.frames):
+        if not is_sampling(found, size.frames):
             raise ProcessorError(
                 f"{self._author}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
                 "a finite float64 timestamp for each, and a rate above 0",
                 **self._owner,
             )
-        return _sampled(size, found)
+        chosen: Sampling = found
+        return chosen
 
     def measure(
-        self, modality: Modality, size: Size | SampledVideo | AudioSize, options: Any, context: Any, path: str
+        self, modality: Modality, size: MediaSize, options: Any, context: Any, path: str
     ) -> tuple[Fields, Replacement]:
         """Fields and replacement of a media input of one size, checked."""
         fields = self.authored("layout", lambda: self._model.layout(modality, size, options, context), path)
@@ -648,7 +596,8 @@ class Pipeline:
     def fit(self, request: Request) -> None:
         """Hold the expanded prompt, by the caller's policy, and the pixels to their limits; no image or frame is decoded yet."""
         self._shorten(request)
-        check_request_pixels(None, sum(_pixels(item.size) for item in request.items), self.settings)
+        pixels = sum(MEDIA_KINDS[item.modality].pixels(item.size) for item in request.items if item.size is not None)
+        check_request_pixels(None, pixels, self.settings)
 
     def _shorten(self, request: Request) -> None:
         limit = request.arguments.max_prompt_tokens
@@ -747,7 +696,7 @@ class Pipeline:
         began = time.perf_counter()
         if request.text is not None:
             assert item.source is not None
-            item.decoded = _decoded(item.source, item.size, request.options)
+            item.decoded = item.source.decode(item.size, background=request.options.background)
         elif item.prepared is None:
             try:
                 item.prepared, item.cached = self._cache.get_or_compute(
@@ -768,7 +717,7 @@ class Pipeline:
         assert item.fields is not None
         assert item.replacement is not None
         fields, options = item.fields, request.options
-        decoded = _decoded(item.source, item.size, options)
+        decoded = item.source.decode(item.size, background=options.background)
         feature = self.authored("prepare", lambda: self._model.prepare(decoded, fields, options), item.path)
         with self._identified("prepare returned"):
             content = feature_digest(feature, self._digests)
@@ -777,7 +726,7 @@ class Pipeline:
                 self.spec.name, self.spec.output_version, item.modality, MultimodalInputFormat.NORMAL.value,
                 content, fields, salt=request.arguments.salt,
             )  # fmt: skip
-        for source in _arrays(decoded):
+        for source in MEDIA_KINDS[item.modality].arrays(decoded):
             feature = detached(feature, source)
         return Prepared(fields, item.replacement, feature, identity)
 
@@ -851,7 +800,7 @@ class Pipeline:
             path = item.modality.argument
             self._check_item_tokens(item.num_tokens, "tokens", path)
             for decoded in media[item.modality]:
-                for source in _arrays(decoded):
+                for source in MEDIA_KINDS[item.modality].arrays(decoded):
                     item.feature = detached(item.feature, source)
             with self._identified("prepare_jointly returned"):
                 content = feature_digest(item.feature, self._digests)
@@ -1045,47 +994,6 @@ class Pipeline:
             placeholders={modality: token_id(token) for modality, token in self.spec.placeholders.items()},
             pairs=tuple((token_id(start), token_id(end)) for start, end in self.spec.token_pairs),
         )
-
-
-_DOORS = {Modality.IMAGE: open_image, Modality.VIDEO: open_video, Modality.AUDIO: open_audio}
-
-
-def _decoded(source: ImageSource | VideoSource | AudioSource, size: Any, options: Any) -> DecodedMedia:
-    if isinstance(source, ImageSource):
-        return source.decode(background=options.background)
-    if isinstance(source, AudioSource):
-        return source.decode(size)
-    return source.decode(size, background=options.background)
-
-
-def _arrays(decoded: DecodedMedia) -> list[np.ndarray]:
-    """Arrays of the decoded media that may be the caller's own."""
-    if isinstance(decoded, DecodedImage):
-        return [decoded.pixels]
-    return [decoded.samples] if isinstance(decoded, DecodedAudio) else []
-
-
-def _is_sampling(found: Any, frames: int) -> bool:
-    """Whether it names frames that a video of so many has."""
-    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
-        return False
-    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
-        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
-            return False
-    indices, times = found.indices, found.timestamps
-    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
-    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
-
-
-def _sampled(size: VideoSize, chosen: Sampling) -> SampledVideo:
-    return SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps))
-
-
-def _pixels(size: Any) -> int:
-    """Pixels that are decoded of a media input of this size; none where it is known already, and none of an audio input."""
-    if isinstance(size, SampledVideo):
-        return size.height * size.width * size.frames
-    return size.height * size.width if isinstance(size, Size) else 0
 
 
 def _vocabulary_size(config: Any) -> int:
