@@ -307,6 +307,8 @@ def normalize_image(image: Image.Image, *, background: Color = WHITE, orientatio
         return _gray16(image, background)
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, (*background, 255))
+        if image.mode == "P":
+            image = image.copy()  # converting it would write the alpha into the caller's palette
         layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
         image = layers
     return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
