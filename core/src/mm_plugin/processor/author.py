@@ -23,7 +23,7 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media.types import DecodedMedia, SampledVideo, VideoSize, is_sampling
+from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import (
     AcceptsAudio,
@@ -110,7 +110,7 @@ class Author:
             raise self.fault(f"{self.name}.sampling_rate must return samples per second, got {rate!r}")
         return rate
 
-    def sample(self, size: VideoSize, options: Any, path: str) -> SampledVideo:
+    def sample(self, size: VideoSize, options: Any, path: str) -> Sampling:
         """The frames that the author chooses of a video."""
         model = self.model
         assert isinstance(model, AcceptsVideos)
@@ -120,7 +120,8 @@ class Author:
                 f"{self.name}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
                 "a finite float64 timestamp for each, and a rate above 0"
             )
-        return SampledVideo(size.height, size.width, found.indices, found.timestamps, float(found.fps))
+        sampling: Sampling = found
+        return sampling
 
     # ---------------------------------------------------------------- one item
 

@@ -10,7 +10,7 @@ from typing import Any
 from mm_plugin.identity.framing import feature_digest, feature_digests
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.items import MultimodalInputFormat
-from mm_plugin.media.source import MEDIA_KINDS
+from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.processor.mixins import PreparesBatches
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.tasks import JointTask, Prepared, PrepareTask
@@ -42,9 +42,9 @@ class ThreadPreparer:
 
             return prepare_jointly(self._model, task)
         model, began = self._model, time.perf_counter()
-        kind = MEDIA_KINDS[task.modality]
-        decoded = kind.decode(task.source, task.size, task.options)
-        feature = model.author.prepare(decoded, kind.arrays(decoded), task.fields, task.options, task.path)
+        decoded = task.source.decode(task.size, background=task.options.background)
+        arrays = MEDIA_KINDS[task.modality].arrays(decoded)
+        feature = model.author.prepare(decoded, arrays, task.fields, task.options, task.path)
         with model.author.identified("prepare returned"):
             content = feature_digest(feature, model.runtime.digests)
         return self._identified(task, feature, content, time.perf_counter() - began)
@@ -54,7 +54,7 @@ class ThreadPreparer:
         model, began = self._model, time.perf_counter()
 
         def decode(task: PrepareTask) -> Any:
-            return MEDIA_KINDS[task.modality].decode(task.source, task.size, task.options)
+            return task.source.decode(task.size, background=task.options.background)
 
         found = run_each(model.runtime.executor, decode, tasks)
         good = [index for index, decoded in enumerate(found) if not isinstance(decoded, Exception)]
