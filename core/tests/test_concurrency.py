@@ -331,11 +331,13 @@ def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy
 
     processor = open_busy(Uneven)
     media = [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)]
+    ask = (
+        (lambda: asyncio.run(processor.process_async("<image> <image>", media)))
+        if asynchronous
+        else (lambda: processor.process("<image> <image>", media))
+    )
     with pytest.raises(ProcessorError, match="broken"):
-        if asynchronous:
-            asyncio.run(processor.process_async("<image> <image>", media))
-        else:
-            processor.process("<image> <image>", media)
+        ask()
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
 
 
