@@ -37,7 +37,7 @@ from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Processor
+from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor, OptionScope, Processor
 from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
@@ -655,7 +655,17 @@ def test_every_option_that_changes_the_output_is_in_the_key(open_tiny: Open, dec
 
 
 def test_an_option_of_another_modality_is_not_in_the_key(open_tiny: Open, decodes: list[str]) -> None:
-    processor = open_tiny()
+    class WithAudio(Tiny, AcceptsAudio):
+        def sampling_rate(self, options: Options) -> int:
+            raise NotImplementedError
+
+    both = msgspec.structs.replace(
+        SPEC,
+        modalities=(Modality.IMAGE, Modality.AUDIO),
+        placeholders={Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"},
+        fields={Modality.IMAGE: ("grid",), Modality.AUDIO: ()},
+    )
+    processor = open_tiny(WithAudio, spec=both)
     assert identity(processor, png(), pitch=1) == identity(processor, png(), pitch=2) == identity(processor, png())
     assert len(decodes) == 1
 
