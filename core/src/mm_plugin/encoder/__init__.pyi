@@ -1,14 +1,5 @@
 from .base import Agree, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
-from .layers import (
-    PatchEmbedding,
-    PatchGridEncoder,
-    Rotary,
-    Segments,
-    frame_lengths,
-    merge_order,
-    self_attention,
-    window_order,
-)
+from .layers import Rotary2D, VarlenAttention, self_attention
 from .loading import fill_tower, load_tower
 from .results import as_tensor, checked_rows, given_rows
 
@@ -19,17 +10,12 @@ __all__ = [
     "EncodesAudio",
     "EncodesImages",
     "EncodesVideos",
-    "PatchEmbedding",
-    "PatchGridEncoder",
-    "Rotary",
-    "Segments",
+    "Rotary2D",
+    "VarlenAttention",
     "as_tensor",
     "checked_rows",
     "fill_tower",
-    "frame_lengths",
     "given_rows",
     "load_tower",
-    "merge_order",
     "self_attention",
-    "window_order",
 ]
