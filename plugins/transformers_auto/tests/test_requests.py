@@ -72,7 +72,7 @@ def test_small_thin_and_odd_images_end_in_a_result_or_a_media_error(family: str,
             continue
         served += 1
         (item,) = output.mm_items
-        rows = encoder(family).encode(item.modality, [item])[0].rows
+        rows = encoder(family).encode(item.modality, [item])[0].embeddings
         assert len(rows) == item.num_tokens
     assert served >= 8
     assert set(refused) <= {"images[0]"}
@@ -452,7 +452,7 @@ def test_a_plugin_that_claims_the_model_is_not_passed_over_silently(
         processor = registry.load_processor(checkpoint("llava"), fallback="always")
         encoder = registry.load_encoder(checkpoint("llava"), fallback="always")
         item = processor.process("<image>", [make_image()]).mm_items[0]
-        assert encoder.encode(item.modality, [item])[0].rows.shape == (16, 32)
+        assert encoder.encode(item.modality, [item])[0].embeddings.shape == (16, 32)
         assert registry.load_processor(checkpoint("llava_next")).spec.name.endswith("LlavaNextForConditionalGeneration")
 
 

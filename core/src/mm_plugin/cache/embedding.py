@@ -12,7 +12,7 @@ import msgspec
 from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 
 _FIRST_SWEEP = 4_096  # remembered rows before those that are gone are forgotten
 
@@ -72,7 +72,7 @@ class EmbeddingCache:
 
     def put(self, key: Hashable, encoded: Encoded) -> bool:
         """Keep rows; False where they are larger than the whole cache."""
-        size = encoded.rows.untyped_storage().nbytes()
+        size = encoded.embeddings.untyped_storage().nbytes()
         for extra in (encoded.deepstack, encoded.kept):
             if extra is not None:
                 size += extra.untyped_storage().nbytes()
@@ -111,6 +111,6 @@ class EmbeddingCache:
 
 def _facts(encoded: Any) -> tuple[Any, ...]:
     """What rows must fit in: rows, width, dtype, device; nothing where it is no rows."""
-    rows = encoded.rows if isinstance(encoded, Encoded) else None
+    rows = encoded.embeddings if isinstance(encoded, Encoded) else None
     shape = getattr(rows, "shape", None)
     return () if rows is None or shape is None or len(shape) != 2 else (*shape, rows.dtype, rows.device)

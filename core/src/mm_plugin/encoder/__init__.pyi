@@ -1,4 +1,4 @@
-from .base import Agree, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
+from .base import Agree, EmbedRoutine, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
 from .layers import (
     PatchEmbedding,
     PatchGridEncoder,
@@ -10,10 +10,12 @@ from .layers import (
     window_order,
 )
 from .loading import fill_tower, load_tower
-from .results import as_tensor, checked_rows, given_rows
+from .results import as_tensor, checked_embeddings, given_embeddings
+from .staging import StagingBuffer
 
 __all__ = [
     "Agree",
+    "EmbedRoutine",
     "Encoder",
     "EncoderLike",
     "EncodesAudio",
@@ -23,11 +25,12 @@ __all__ = [
     "PatchGridEncoder",
     "Rotary",
     "Segments",
+    "StagingBuffer",
     "as_tensor",
-    "checked_rows",
+    "checked_embeddings",
     "fill_tower",
     "frame_lengths",
-    "given_rows",
+    "given_embeddings",
     "load_tower",
     "merge_order",
     "self_attention",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.sources import is_remote
 from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
@@ -225,7 +225,7 @@ class ModelProcessor(ABC):
             known = self._pipeline.known_size(modality, size, resolved, path)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))
             replacement = self._pipeline.measure(modality, known, resolved, context, path)[1]
-        return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
+        return replacement.num_embeddings, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
 
     @final
     def prepare_item(

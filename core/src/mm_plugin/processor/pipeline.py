@@ -41,7 +41,8 @@ from mm_plugin.events import HashIgnored, ItemDropped, ItemKeyed, Observers
 from mm_plugin.identity.digests import Digests, digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.identity.keys import caller_identity, item_identity, source_key
-from mm_plugin.inputs import MultimodalProcessorOutput, PrecomputedEmbeddings, ProcessorOutput, SpecialTokens
+from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput, SpecialTokens
 from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.media.audio import AudioSource, open_audio
 from mm_plugin.media.images import ImageSource, open_image, raw_pixels
@@ -244,6 +245,9 @@ class Pipeline:
             )
         )
         self._positions = spec.load("positions")
+        self._position_options = {
+            name: getattr(self.table.loaded, name) for name, scope in self.table.scopes.items() if scope.at == "load"
+        }
         for modality, ability in _ABILITIES.items():
             if modality in spec.modalities and not isinstance(model, ability):
                 raise ProcessorError(
@@ -589,7 +593,7 @@ class Pipeline:
         count = self.authored("check_fields", lambda: model.check_fields(modality, fields), path)
         self._check_item_tokens(count, "rows", path)
         if isinstance(value, PrecomputedEmbeddings):
-            rows = value.rows
+            rows = value.embeddings
             if not is_dense(rows) or rows.ndim != 2 or not _is_floating(rows) or len(rows) != count:
                 found = f"{list(rows.shape)} {rows.dtype}" if is_dense(rows) else type(rows).__name__
                 raise MediaError(
@@ -600,9 +604,9 @@ class Pipeline:
         else:
             self.authored("check_feature", lambda: model.check_feature(modality, feature, fields), path)
         replacement = self._replacement(fields, path)
-        if replacement.num_rows != count:
+        if replacement.num_embeddings != count:
             raise ProcessorError(
-                f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_rows}",
+                f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_embeddings}",
                 **self._owner,
             )
         feature, rows = _writable(feature), _writable(rows)
@@ -638,7 +642,7 @@ class Pipeline:
         good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
         if good and is_embed is not None:
             good = isinstance(is_embed, np.ndarray) and is_embed.dtype == np.bool_ and is_embed.shape == ids.shape
-        if not good or not replacement.num_rows:
+        if not good or not replacement.num_embeddings:
             raise ProcessorError(
                 f"{self._author}.replacement must give ids [n] of integers and is_embed [n] of bool, "
                 "at least one of them true",
@@ -836,6 +840,7 @@ class Pipeline:
             special_tokens=self.special_tokens,
             mrope_positions=positions,
             mrope_position_delta=delta,
+            position_options=dict(self._position_options),
             dropped=dropped,
         )
 
@@ -945,7 +950,8 @@ class Pipeline:
 
     def _checked_positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray, int]:
         """What the spec's function gives, if it is what a language model can read."""
-        found = self.authored("positions", lambda: self._positions(items, seq=seq, config=self.config))
+        given = {"seq": seq, "config": self.config, "options": dict(self._position_options)}
+        found = self.authored("positions", lambda: self._positions(items, **given))
         positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
         if not good or type(delta) is not int:

@@ -11,13 +11,20 @@ from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.positions import mrope_positions
 
 
-def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[MultimodalDataItem],
+    *,
+    seq: int,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],  # noqa: ARG001 - none of this model's options chooses a rule
+) -> tuple[np.ndarray, int]:
     """Three position ids per token of an expanded prompt. Time goes on by one for each temporal patch of a video.
 
     Args:
         items: with offsets and `image_grid_thw` or `video_grid_thw`, in patches.
         seq: length of the expanded prompt, tokens.
         config: the checkpoint's config.json.
+        options: the options given at load, by name; not used here.
 
     Shape:
         returns ids [3, seq] int64, and delta, a Python int in positions.
