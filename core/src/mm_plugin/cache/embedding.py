@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mm_plugin.arrays import storage_bytes
 from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
@@ -72,10 +73,7 @@ class EmbeddingCache:
 
     def put(self, key: Hashable, encoded: Encoded) -> bool:
         """Keep rows; False where they are larger than the whole cache."""
-        size = encoded.embeddings.untyped_storage().nbytes()
-        for extra in (encoded.deepstack, encoded.kept):
-            if extra is not None:
-                size += extra.untyped_storage().nbytes()
+        size = sum(map(storage_bytes, (encoded.embeddings, encoded.deepstack, encoded.kept)))
         self._held[key] = weakref.ref(encoded)
         if len(self._held) > self._sweep_at:
             self._sweep()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from mm_plugin.encoder.results import as_tensor
 from mm_plugin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +101,7 @@ def model_ids(input_ids: torch.Tensor, plan: StepPlan, batch: ForwardBatch) -> t
         UsageError: a request's model ids end before a span does.
     """
     import numpy as np
+    import torch
 
     out = input_ids.clone()
     inputs = batch.inputs()
@@ -120,5 +120,5 @@ def model_ids(input_ids: torch.Tensor, plan: StepPlan, batch: ForwardBatch) -> t
     if not found:
         return out
     runs = [(piece.out_start, piece.out_end) for piece in plan.pieces]
-    where, ids = indices(runs), as_tensor(np.concatenate(found)).to(out.dtype)
+    where, ids = indices(runs), torch.from_numpy(np.concatenate(found)).to(out.dtype)
     return out.index_copy_(0, where.to(out.device, non_blocking=True), ids.to(out.device, non_blocking=True))

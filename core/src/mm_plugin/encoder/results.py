@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mm_plugin.arrays import writable
 from mm_plugin.encoder.base import own_storage
 from mm_plugin.errors import EncoderError, UsageError
 from mm_plugin.inputs.encoded import Encoded
@@ -110,10 +111,9 @@ def given_embeddings(
 
 def as_tensor(value: Any) -> torch.Tensor:
     """An array or tensor as a tensor; an array that is not writable, of which torch warns, is copied first."""
-    import numpy as np
     import torch
 
-    return torch.as_tensor(value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value)
+    return torch.as_tensor(writable(value))
 
 
 def _is_floating(value: Any) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import operator
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from mm_plugin.arrays import detached, frozen, is_dense, is_floating, storage_bytes, writable
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.single_flight import ComputeCache
 from mm_plugin.cache.store import Store
@@ -136,7 +136,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     def num_bytes(self) -> int:
         """Bytes that it keeps alive, by the storage that is really held."""
         parts = (self.feature, self.rows, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
-        return sum(map(_storage_bytes, parts))
+        return sum(map(storage_bytes, parts))
 
 
 class PreparedItem(msgspec.Struct, frozen=True, eq=False):
@@ -542,7 +542,7 @@ class Pipeline:
                 f"{self._author}.layout returned {found}, the spec declares {sorted(declared)} for {modality.argument}",
                 **self._owner,
             )
-        fields = {name: _frozen(value) for name, value in fields.items()}
+        fields = {name: frozen(value) for name, value in fields.items()}
         return fields, self._replacement(fields, path)
 
     def _replacement(self, fields: Fields, path: str) -> Replacement:
@@ -589,12 +589,12 @@ class Pipeline:
                 path=path,
                 reason="fields",
             )
-        fields = {name: _frozen(_as_field(part, f"{path}.{name}", path)) for name, part in given.items()}
+        fields = {name: frozen(_as_field(part, f"{path}.{name}", path)) for name, part in given.items()}
         count = self.authored("check_fields", lambda: model.check_fields(modality, fields), path)
         self._check_item_tokens(count, "rows", path)
         if isinstance(value, PrecomputedEmbeddings):
             rows = value.embeddings
-            if not is_dense(rows) or rows.ndim != 2 or not _is_floating(rows) or len(rows) != count:
+            if not is_dense(rows) or rows.ndim != 2 or not is_floating(rows) or len(rows) != count:
                 found = f"{list(rows.shape)} {rows.dtype}" if is_dense(rows) else type(rows).__name__
                 raise MediaError(
                     f"{path}: the rows are {found}, the fields stand for [{count}, hidden] floating point",
@@ -609,7 +609,7 @@ class Pipeline:
                 f"{self._author}.check_fields gives {count} rows, its replacement takes {replacement.num_embeddings}",
                 **self._owner,
             )
-        feature, rows = _writable(feature), _writable(rows)
+        feature, rows = writable(feature), writable(rows)
         kind = MultimodalInputFormat.PROCESSOR_OUTPUT if rows is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
         identity = item_identity(
             self.spec.name, self.spec.output_version, modality, kind.value,
@@ -789,7 +789,7 @@ class Pipeline:
                 content, fields, salt=request.arguments.salt,
             )  # fmt: skip
         for source in _arrays(decoded):
-            feature = _detached(feature, source)
+            feature = detached(feature, source)
         return Prepared(fields, item.replacement, feature, identity)
 
     def finish(self, request: Request) -> MultimodalProcessorOutput:
@@ -864,7 +864,7 @@ class Pipeline:
             self._check_item_tokens(item.num_tokens, "tokens", path)
             for decoded in media[item.modality]:
                 for source in _arrays(decoded):
-                    item.feature = _detached(item.feature, source)
+                    item.feature = detached(item.feature, source)
             with self._identified("prepare_jointly returned"):
                 content = feature_digest(item.feature, self._digests)
                 item.set_identity(
@@ -1109,66 +1109,6 @@ def _vocabulary_size(config: Any) -> int:
         return 0
     own = [config.get(name) for name in ("vocab_size", "padded_vocab_size")]
     return max([0, *(size for size in own if isinstance(size, int)), *map(_vocabulary_size, config.values())])
-
-
-def _detached(feature: Any, pixels: np.ndarray) -> Any:
-    """The feature in memory of its own: the pixels may be the caller's array, which can change afterwards."""
-    if isinstance(feature, np.ndarray):
-        shared = np.may_share_memory(feature, pixels) or _storage_bytes(feature) > 2 * feature.nbytes
-        return feature.copy() if shared else feature
-    torch = sys.modules.get("torch")  # who returned a tensor has imported torch
-    if torch is not None and isinstance(feature, torch.Tensor) and feature.device.type == "cpu":
-        storage, first = feature.untyped_storage(), pixels.ctypes.data
-        if storage.data_ptr() < first + pixels.nbytes and first < storage.data_ptr() + storage.nbytes():
-            return feature.clone()
-    return feature
-
-
-def _storage_bytes(value: Any) -> int:
-    """Bytes behind a value: of the whole array or storage that a view keeps alive."""
-    if value is None:
-        return 0
-    if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        return int(value.nbytes)
-    if hasattr(value, "untyped_storage"):
-        return int(value.untyped_storage().nbytes())
-    if isinstance(value, Mapping):
-        return 64 + sum(_storage_bytes(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
-        return 64 + sum(map(_storage_bytes, value))
-    return 64 + (len(value) if isinstance(value, str | bytes) else 0)
-
-
-def _frozen(value: Any) -> Any:
-    """An array that nobody can change: fields are shared by every request that repeats a media input."""
-    if isinstance(value, np.ndarray):
-        value = value.copy()
-        value.flags.writeable = False
-    return value
-
-
-def is_dense(value: Any) -> bool:
-    """Whether it is a numpy array of numbers, or a torch tensor that lies in memory as its shape says."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and not value.is_quantized
-    )
-
-
-def _is_floating(value: Any) -> bool:
-    return value.dtype.kind == "f" if isinstance(value, np.ndarray) else bool(value.is_floating_point())
-
-
-def _writable(value: Any) -> Any:
-    """The value, or a copy where it is an array that torch would not take because it cannot be written."""
-    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 def _as_field(value: Any, name: str, path: str) -> Any:

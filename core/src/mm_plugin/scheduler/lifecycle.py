@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import msgspec
 
+from mm_plugin.arrays import num_bytes
 from mm_plugin.inputs.processed import MultimodalInputs
 from mm_plugin.inputs.request_media import Recipe, RequestMedia, Retain, check_retain
 
@@ -93,11 +93,7 @@ class Lifecycle:
         return LiveMedia(
             requests=len(requests),
             features=len(features),
-            feature_bytes=sum(map(_num_bytes, features)),
+            feature_bytes=sum(map(num_bytes, features)),
             held=len(held),
-            held_bytes=sum(_num_bytes(part) for each in held for part in (each.embeddings, each.deepstack, each.kept)),
+            held_bytes=sum(num_bytes(part) for each in held for part in (each.embeddings, each.deepstack, each.kept)),
         )
-
-
-def _num_bytes(value: Any) -> int:
-    return int(getattr(value, "nbytes", 0))

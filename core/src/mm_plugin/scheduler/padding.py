@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mm_plugin.arrays import is_tensor
 from mm_plugin.errors import SpanError, UsageError
 from mm_plugin.inputs.processed import MultimodalInputs, SpecialTokens
 from mm_plugin.items import MultimodalDataItem
@@ -155,7 +156,7 @@ def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs)
         raise UsageError(f"origin: expected 64-bit integers, which can hold sentinels, got {kind!r}", argument="origin")
     if isinstance(origin, np.ndarray):
         origin[:] = padded
-    elif hasattr(origin, "detach"):  # a torch tensor, without importing torch
+    elif is_tensor(origin):
         origin[:] = origin.new_tensor(padded)
     elif hasattr(origin, "typecode"):
         origin[:] = type(origin)(origin.typecode, padded.tolist())
