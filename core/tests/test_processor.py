@@ -943,11 +943,13 @@ def test_sixteen_threads_get_what_one_gets(open_tiny: Open, cache_bytes: int) ->
 def test_positions_of_a_plugin_are_asked_with_the_items(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, Any]] = []
 
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+    def positions(
+        items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[np.ndarray, int]:
         asked.append((len(items), seq, config["vocab_size"]))
         return np.zeros((3, seq), dtype=np.int64), -4
 
-    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         raise LookupError("lost")
 
     original = ModelSpec.load
@@ -992,7 +994,7 @@ def test_a_request_inside_the_executors_own_threads_ends(open_tiny: Open, execut
 def test_positions_that_no_model_can_read_are_the_plugins_fault(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         assert seq == 8
         return wrong
 

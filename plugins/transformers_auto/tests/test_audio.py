@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from mm_plugin import AudioSamples, AudioSize, MediaError, Modality, MultimodalInputs, PlaceholderError, RequestError
+from mm_plugin import (
+    AudioSamples,
+    AudioSize,
+    MediaError,
+    Modality,
+    MultimodalInputs,
+    PlaceholderError,
+    RequestError,
+    RequestMedia,
+)
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import as_tensor
 from mm_plugin.inputs import ForwardBatch
@@ -45,7 +54,7 @@ def test_logits_equal_the_models_own_forward(
         assert torch.equal(join(masks, axes["feature_attention_mask"]), whole["feature_attention_mask"])
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
     ids = torch.from_numpy(output.input_ids)
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output)], [0], [len(ids)])
+    batch = ForwardBatch([RequestMedia(MultimodalInputs.from_processor_output(output))], [0], [len(ids)])
     step = embed_mm_inputs(ids, batch, whole_model.get_input_embeddings(), encoder("qwen2_audio"))
     assert step.failed == ()
     with torch.no_grad():
@@ -101,7 +110,7 @@ def test_an_audio_in_windows_of_a_model_that_takes_one(
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
     assert torch.equal(output.mm_items[0].feature, whole["input_features"])
     ids = torch.from_numpy(output.input_ids)
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output)], [0], [len(ids)])
+    batch = ForwardBatch([RequestMedia(MultimodalInputs.from_processor_output(output))], [0], [len(ids)])
     step = embed_mm_inputs(ids, batch, whole_model.get_input_embeddings(), encoder(family))
     assert step.failed == ()
     with torch.no_grad():

@@ -82,8 +82,8 @@ def test_a_language_model_of_many_gigabytes_costs_nothing(
     file = folder / "model.safetensors"
     save_file({name: value for name, value in load_file(file).items() if not is_language(name)}, file, {"format": "pt"})
     output = opened("llava").process("<image>", [make_image()])
-    expected = encoder("llava").get_image_feature(output.mm_items)[0].rows
-    found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].rows
+    expected = encoder("llava").get_image_feature(output.mm_items)[0].embeddings
+    found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].embeddings
     assert torch.equal(found, expected)
 
 
@@ -92,11 +92,11 @@ def test_dtype_is_as_asked_or_the_checkpoints_own(
 ) -> None:
     folder = copy("llava_next")
     output = opened("llava_next").process("<image>", [make_image()])
-    usual = encoder("llava_next").get_image_feature(output.mm_items)[0].rows
+    usual = encoder("llava_next").get_image_feature(output.mm_items)[0].embeddings
     assert usual.dtype == torch.float32
     narrow = registry.load_encoder(folder, dtype=torch.bfloat16)
     assert {part.dtype for part in narrow._model.parameters()} == {torch.bfloat16}
-    rows = narrow.get_image_feature(output.mm_items)[0].rows
+    rows = narrow.get_image_feature(output.mm_items)[0].embeddings
     assert rows.dtype == torch.bfloat16
     assert float((rows.float() - usual).abs().mean()) < 0.05 * float(usual.abs().mean())
     described = json.loads((folder / "config.json").read_text())
@@ -152,8 +152,8 @@ def test_old_names_of_tensors_are_known(registry: Any, copy: Any, opened: Get, e
 
     save_file({old(name): value for name, value in saved.items()}, file, {"format": "pt"})
     output = opened("llava").process("<image>", [make_image()])
-    found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].rows
-    assert torch.equal(found, encoder("llava").get_image_feature(output.mm_items)[0].rows)
+    found = registry.load_encoder(folder).get_image_feature(output.mm_items)[0].embeddings
+    assert torch.equal(found, encoder("llava").get_image_feature(output.mm_items)[0].embeddings)
 
 
 def test_a_model_that_writes_no_embeddings_is_found_out(
@@ -166,7 +166,7 @@ def test_a_model_that_writes_no_embeddings_is_found_out(
 
     loaded = encoder("qwen2_audio")
     output = opened("qwen2_audio").process("<|AUDIO|>", audios=[AudioSamples(np.ones(16000, dtype=np.float32), 16000)])
-    assert loaded.get_audio_feature(output.mm_items)[0].rows.shape == (25, 32)
+    assert loaded.get_audio_feature(output.mm_items)[0].embeddings.shape == (25, 32)
     forward = type(loaded._model.base_model).forward
 
     def ignore(self: Any, input_ids: Any, attention_mask: Any, **tensors: Any) -> Any:
@@ -229,8 +229,8 @@ def test_tensors_that_are_split_on_loading_go_through_transformers_own_loader(
     rename = partial_model.rename_source_key
     monkeypatch.setattr(partial_model, "rename_source_key", lambda *a, **k: (rename(*a, **k)[0], "a pattern"))
     output = opened("idefics3").process("<image>", [make_image()])
-    found = registry.load_encoder(checkpoint("idefics3")).get_image_feature(output.mm_items)[0].rows
-    assert torch.equal(found, encoder("idefics3").get_image_feature(output.mm_items)[0].rows)
+    found = registry.load_encoder(checkpoint("idefics3")).get_image_feature(output.mm_items)[0].embeddings
+    assert torch.equal(found, encoder("idefics3").get_image_feature(output.mm_items)[0].embeddings)
 
 
 def test_an_encoder_cannot_be_loaded_where_the_fallback_is_not_allowed(registry: Any, checkpoint: Get) -> None:

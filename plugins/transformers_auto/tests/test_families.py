@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mm_plugin import ForwardBatch, Modality, MultimodalInputs, UsageError, embed_mm_inputs
+from mm_plugin import ForwardBatch, Modality, MultimodalInputs, RequestMedia, UsageError, embed_mm_inputs
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.encoder import as_tensor
 from mm_plugin.testing import CallCounter, embed_in_chunks
@@ -63,7 +63,7 @@ def logits_of(model: Any, whole: dict[str, Any], output: Any, step: Any) -> torc
 
 
 def embed(output: Any, table: Any, encoder: Any) -> Any:
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output)], [0], [len(output.input_ids)])
+    batch = ForwardBatch([RequestMedia(MultimodalInputs.from_processor_output(output))], [0], [len(output.input_ids)])
     step = embed_mm_inputs(torch.from_numpy(output.input_ids), batch, table, encoder)
     assert step.failed == ()
     return step
@@ -195,8 +195,8 @@ def test_every_chunk_size_gives_the_same_bits_from_one_call(
         chunked = embed_in_chunks(output, table, counter.as_mapping(), size=size, cache=cache)
         assert torch.equal(chunked, whole), size
     assert counter.calls == [3]
-    alone = [encoder(family).encode(Modality.IMAGE, [item])[0].rows for item in output.mm_items]
-    together = [found.rows for found in encoder(family).encode(Modality.IMAGE, output.mm_items)]
+    alone = [encoder(family).encode(Modality.IMAGE, [item])[0].embeddings for item in output.mm_items]
+    together = [found.embeddings for found in encoder(family).encode(Modality.IMAGE, output.mm_items)]
     for one, other in zip(alone, together, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-5)
 
@@ -210,7 +210,9 @@ def test_two_requests_in_one_batch_get_their_own_embeddings(
     alone = [embed(output, table, encoder(family)).input_embeds for output in outputs]
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     lengths = [len(output.input_ids) for output in outputs]
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output) for output in outputs], [0, 0], lengths)
+    batch = ForwardBatch(
+        [RequestMedia(MultimodalInputs.from_processor_output(output)) for output in outputs], [0, 0], lengths
+    )
     step = embed_mm_inputs(ids, batch, table, encoder(family))
     assert step.failed == ()
     assert torch.allclose(step.input_embeds, torch.cat(alone), rtol=0, atol=1e-5)

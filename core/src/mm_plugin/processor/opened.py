@@ -9,7 +9,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.events import ItemKeyed
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
-from mm_plugin.inputs import SpecialTokens
+from mm_plugin.inputs.processed import SpecialTokens
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.author import Author
 from mm_plugin.processor.budget import Budget

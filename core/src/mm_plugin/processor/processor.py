@@ -10,7 +10,7 @@ import msgspec
 from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
 from mm_plugin.errors import UsageError
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize

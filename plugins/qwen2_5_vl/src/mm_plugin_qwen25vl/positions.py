@@ -15,7 +15,13 @@ from mm_plugin.items import MultimodalDataItem
 TOKENS_PER_SECOND = 4
 
 
-def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[MultimodalDataItem],
+    *,
+    seq: int,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],  # noqa: ARG001 - no option of this model chooses a rule
+) -> tuple[np.ndarray, int]:
     """Three position ids per token of an expanded prompt; see `grid_positions`. A video's time is in seconds, scaled.
 
     Raises:

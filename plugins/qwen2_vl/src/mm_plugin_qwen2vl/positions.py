@@ -11,7 +11,13 @@ from mm_plugin.families.patch_grid import grid_positions
 from mm_plugin.items import MultimodalDataItem
 
 
-def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[MultimodalDataItem],
+    *,
+    seq: int,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],  # noqa: ARG001 - no option of this model chooses a rule
+) -> tuple[np.ndarray, int]:
     """Three position ids per token of an expanded prompt; see `grid_positions`.
 
     Source: Qwen2-VL, arXiv:2409.12191, section 2.1.

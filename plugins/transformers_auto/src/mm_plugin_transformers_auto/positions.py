@@ -29,13 +29,20 @@ def has_mrope(config: Any) -> bool:
     return hasattr(config, "to_dict") and has_mrope(config.to_dict())
 
 
-def positions(items: Sequence[MultimodalDataItem], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[MultimodalDataItem],
+    *,
+    seq: int,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],  # noqa: ARG001 - none of this model's options chooses a rule
+) -> tuple[np.ndarray, int]:
     """Three position ids per token of an expanded prompt, from the model class's `get_rope_index`.
 
     Args:
         items: with offsets and the fields that the rule reads, such as `image_grid_thw`.
         seq: length of the expanded prompt, tokens.
         config: the checkpoint's config.json.
+        options: the options given at load, by name; not used here.
 
     Shape:
         returns ids [3, seq] int64, and delta, a Python int in positions.

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from mm_plugin.demo.base import Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.processor import Processor
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import PlaceholderError, UnattributedError
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import (
     Expansion,

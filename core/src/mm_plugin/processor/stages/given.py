@@ -12,7 +12,7 @@ from mm_plugin.arrays import frozen, is_dense, is_floating, writable
 from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
-from mm_plugin.inputs import PrecomputedEmbeddings, ProcessorOutput
+from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import MultimodalInputFormat
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Claim, Facts, MeasuredItem, ReadItem
