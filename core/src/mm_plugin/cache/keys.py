@@ -7,6 +7,7 @@ import functools
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, frame
 
+
 @functools.lru_cache(maxsize=256)
 def encoder_key(version: str, dtype: str) -> bytes:
     """The key of an encoder: other weights and other dtypes give other embeddings.

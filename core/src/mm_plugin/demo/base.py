@@ -18,8 +18,8 @@ from mm_plugin.media.types import SampledVideo
 if TYPE_CHECKING:
     import torch
 
-    from mm_plugin.processor.processor import Processor
     from mm_plugin.inputs.processed import MultimodalProcessorOutput
+    from mm_plugin.processor.processor import Processor
 
 
 class Reference(msgspec.Struct, frozen=True, eq=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mm_plugin.embed.calls import EncoderCalls
     from mm_plugin.embed.plan import Place, StepPlan
     from mm_plugin.inputs.batch import ForwardBatch
+
 
 class StepEmbeddings:
     """One step's embeddings, by item. Final; serves one step.

@@ -145,7 +145,7 @@ class Author:
         good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
         if good and is_embed is not None:
             good = isinstance(is_embed, np.ndarray) and is_embed.dtype == np.bool_ and is_embed.shape == ids.shape
-        if not good or not found.num_rows:
+        if not good or not found.num_embeddings:
             raise self.fault(
                 f"{self.name}.replacement must give ids [n] of integers and is_embed [n] of bool, "
                 "at least one of them true"
@@ -192,13 +192,15 @@ class Author:
 
     # ---------------------------------------------------------------- the whole prompt
 
-    def positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray | None, int | None]:
+    def positions(
+        self, items: Sequence[MultimodalDataItem], seq: int, options: Mapping[str, Any]
+    ) -> tuple[np.ndarray | None, int | None]:
         """M-RoPE positions [3, seq] int64 and their delta, or None twice for a model with ordinary positions."""
         rule = self._positions
         if rule is None:
             return None, None
         model = self.model
-        found = self.call("positions", lambda: rule(items, seq=seq, config=model.config))
+        found = self.call("positions", lambda: rule(items, seq=seq, config=model.config, options=dict(options)))
         positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
         if not good or type(delta) is not int:

@@ -179,6 +179,10 @@ class OptionTable:
                     f"option {name!r} of {self._name} {why}; options here: {', '.join(allowed)}", argument=name
                 )
 
+    def given_at_load(self) -> dict[str, Any]:
+        """The options that are fixed when the model opens, by name; positions may depend on them."""
+        return {name: getattr(self.loaded, name) for name, scope in self.scopes.items() if scope.at == "load"}
+
     def effective(self, options: Any, modality: Modality) -> bytes:
         """Digest of the options that can change this modality's output: these, and no others, enter its source key.
 

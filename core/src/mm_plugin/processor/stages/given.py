@@ -63,9 +63,9 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     else:
         author.call("check_feature", lambda: accepts.check_feature(modality, feature, fields), path)
     replacement = model.replacement(fields, path)
-    if replacement.num_rows != count:
+    if replacement.num_embeddings != count:
         raise author.fault(
-            f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_rows}"
+            f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_embeddings}"
         )
     feature, embeddings = writable(feature), writable(embeddings)
     kind = MultimodalInputFormat.PROCESSOR_OUTPUT if embeddings is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
