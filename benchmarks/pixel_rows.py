@@ -26,7 +26,7 @@ def img(height: int, width: int) -> np.ndarray:
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     waves = [np.sin(y / (37 + 20 * c)) + np.cos(x / (53 - 10 * c)) for c in range(3)]
     levels = 127 + 50 * np.stack(waves, axis=-1) + random.normal(0, 4, (height, width, 1)).astype(np.float32)
-    return levels.video(0, 255).astype(np.uint8)
+    return levels.clip(0, 255).astype(np.uint8)
 
 
 def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:

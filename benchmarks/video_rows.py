@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import image
+from benchmarks.pixel_rows import img
 from mm_plugin import Modality, Registry, VideoFrames
 from mm_plugin.media import SampledVideo, open_video, whole
 
@@ -37,7 +37,7 @@ def _check(ours: Any, reference: Any, _floor: Any) -> None:
 
 
 def _frames(processor: Any) -> Row:
-    frames = np.stack([np.roll(image(720, 1280), 16 * n, axis=1) for n in range(16)])
+    frames = np.stack([np.roll(img(720, 1280), 16 * n, axis=1) for n in range(16)])
     footage = open_video(VideoFrames(frames, fps=2), path="videos[0]", settings=processor.settings)
     size = footage.probe()
     sampled = whole(size)
@@ -54,7 +54,7 @@ def _frames(processor: Any) -> Row:
 
 
 def _minute() -> bytes:
-    file, still = io.BytesIO(), image(240, 320)
+    file, still = io.BytesIO(), img(240, 320)
     with av.open(file, "w", format="mp4") as container:
         stream: Any = container.add_stream("mpeg4", rate=24)
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = 320, 240, "yuv420p", 24
