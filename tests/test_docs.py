@@ -119,7 +119,7 @@ def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: py
             states = {record.name: record.state for record in registry.plugins}
             assert registry.resolve({"architectures": ["TinyVLForConditionalGeneration"]}).name == "tiny_vl"
         assert states["tiny_vl"] == "available"
-        try_videos(importlib.import_module("tiny_vl.clips").Videos())
+        try_videos(importlib.import_module("tiny_vl.videos").Videos())
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
             del sys.modules[module]
