@@ -51,9 +51,9 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
     reference = Qwen2VLImageProcessorPil(size={"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels})
 
     def ours() -> tuple[Any, Any]:
-        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, None)
-        return processor.prepare(media_input, layout, options), layout["image_grid_thw"]
+        decoded = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.layout(Modality.IMAGE, Size(*decoded.pixels.shape[:2]), options, None)
+        return processor.prepare(decoded, layout, options), layout["image_grid_thw"]
 
     grid = ours()[1][0].tolist()
     height, width = grid[1] * 14, grid[2] * 14

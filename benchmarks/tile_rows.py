@@ -37,9 +37,9 @@ def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -
     options = processor.options
 
     def ours() -> tuple[np.ndarray, np.ndarray]:
-        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, True)
-        return processor.prepare(media_input, layout, options), layout["images_spatial_crop"][0]
+        decoded = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.layout(Modality.IMAGE, Size(*decoded.pixels.shape[:2]), options, True)
+        return processor.prepare(decoded, layout, options), layout["images_spatial_crop"][0]
 
     columns, rows = ours()[1].tolist()
     pillow, compact = options.resize == "pillow", options.feature_format == "compact"
