@@ -1,7 +1,7 @@
 """Examples in docstrings: every one runs, and every class that authors or servers touch has one.
 
-An example runs with nothing but what it imports and `folder`, an empty temporary folder that is also the working directory.
-The network is out of reach.
+An example runs with the names of its module and `folder`, an empty temporary folder that is also the working directory. The
+network is out of reach.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def modules() -> list[str]:
 
 def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = [test for name in modules() for test in finder.find(importlib.import_module(name), name, globs={})]
+    found = [test for name in modules() for test in finder.find(importlib.import_module(name), name)]
     return [test for test in found if test.examples]
 
 
@@ -51,7 +51,7 @@ def run(test: doctest.DocTest, folder: Path) -> str:
     """What a failing example printed; empty where all went well."""
     said: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=FLAGS)
-    test.globs = {"__name__": "__main__", "folder": folder}
+    test.globs["folder"] = folder
     runner.run(test, out=said.append)
     return "".join(said)
 
