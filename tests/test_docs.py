@@ -282,7 +282,7 @@ def test_the_table_of_the_architecture_lists_every_layer() -> None:
 
 def test_bundled_images_are_small_and_credited() -> None:
     folder = ROOT / "core/src/mm_plugin/data"
-    credits = (folder / "README.md").read_text(encoding="utf-8")
+    origin = (folder / "README.md").read_text(encoding="utf-8")
     for name, data in sample_images():
-        assert name in credits
+        assert name in origin
         assert len(data) < 1_000_000
