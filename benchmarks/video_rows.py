@@ -42,11 +42,11 @@ def _frames(processor: Any) -> Row:
     size = footage.probe()
     sampled = whole(size)
     known = SampledVideo(size.height, size.width, sampled.indices, sampled.timestamps, sampled.fps)
-    layout = processor.layout(Modality.VIDEO, known, processor.options, None)
+    layout = processor.model.layout(Modality.VIDEO, known, processor.options, None)
     planar = torch.from_numpy(frames).permute(0, 3, 1, 2)  # channels last: the faster way
     return Row(
         "video patches, 16 frames of 720 x 1,280, compact",
-        lambda: processor.prepare(footage.decode(known), layout, processor.options),
+        lambda: processor.model.prepare(footage.decode(known), layout, processor.options),
         _check,
         Bar(1.5, "reference"),  # which holds every frame and uses every thread
         ("torch, all frames at once", lambda: _patches(planar, layout["video_grid_thw"])),
@@ -71,10 +71,10 @@ def _long_video(processor: Any) -> Row:
     def ours() -> np.ndarray:
         footage = open_video(data, path="videos[0]", settings=processor.settings)
         size = footage.probe()
-        chosen = processor.sample(size, options)
+        chosen = processor.model.sample(size, options)
         known = SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps)
-        layout = processor.layout(Modality.VIDEO, known, options, None)
-        patches: np.ndarray = processor.prepare(footage.decode(known), layout, options)
+        layout = processor.model.layout(Modality.VIDEO, known, options, None)
+        patches: np.ndarray = processor.model.prepare(footage.decode(known), layout, options)
         return patches
 
     def reference() -> torch.Tensor:

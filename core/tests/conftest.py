@@ -249,12 +249,26 @@ def word_tokenizer() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens a processor class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
-    from mm_plugin.cache import ComputeCache, MemoryStore
-    from mm_plugin.events import Observers
-    from mm_plugin.processor import Runtime
+def make_runtime(executor: Executor, events: list[Any]) -> Callable[..., Any]:
+    """Makes a runtime over the test's threads, whose events go to `events`; the settings are its arguments."""
+    from mm_plugin.runtime import Runtime
     from mm_plugin.settings import Settings
+
+    def make(preprocess_store: Any = None, **settings: Any) -> Any:
+        return Runtime(
+            Settings(**settings),
+            executor=executor,
+            preprocess_store=preprocess_store,
+            services=lambda kind: {"test": events.append} if kind == "observers" else {},
+        )
+
+    return make
+
+
+@pytest.fixture
+def open_words(make_runtime: Callable[..., Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens an author's class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
+    from mm_plugin.processor import Processor
 
     def make(
         cls: Any,
@@ -262,25 +276,17 @@ def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[.
         special: Iterable[str] | None = None,
         words: Sequence[str] = ("word",),
         *,
-        cache: Any = None,
-        bindings: Any = None,
-        **limits: Any,
+        runtime: Any = None,
+        **settings: Any,
     ) -> Any:
-        runtime = Runtime(
-            settings=Settings(**limits),
-            executor=executor,
-            cache=cache or ComputeCache(MemoryStore(1 << 24)),
-            observers=Observers([events.append]),
-            owner={"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"},
-            bindings=bindings,
-        )
         checkpoint = SimpleNamespace(
             folder=Path("nowhere"),
             config={"vocab_size": 9},
             tokenizer=word_tokenizer(spec.placeholders.values() if special is None else special, words),
             preprocessor=lambda modality: {},
         )
-        return cls(spec, checkpoint, runtime, {})
+        owner = {"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"}
+        return Processor(cls, spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner)
 
     return make
 

@@ -80,8 +80,8 @@ Open = Callable[..., ModelProcessor]
 
 @pytest.fixture
 def open_three(open_words: Open) -> Open:
-    def make(bindings: Any = None, **limits: Any) -> ModelProcessor:
-        return open_words(Processor, SPEC, bindings=bindings, **limits)
+    def make(runtime: Any = None, **limits: Any) -> ModelProcessor:
+        return open_words(Processor, SPEC, runtime=runtime, **limits)
 
     return make
 
@@ -434,8 +434,10 @@ def test_bindings_are_bounded_and_the_least_recently_used_is_forgotten(open_thre
 
 
 @pytest.mark.case("3.10")
-def test_a_binding_is_remembered_by_every_processor_that_shares_the_memory(open_three: Open) -> None:
-    shared = MemoryStore(10)
+def test_a_binding_is_remembered_by_every_processor_that_shares_the_runtime(
+    open_three: Open, make_runtime: Any
+) -> None:
+    shared = make_runtime()
     one(open_three(shared), img(0), 7)
     with pytest.raises(RequestError):
         one(open_three(shared), img(1), 7)
@@ -453,8 +455,11 @@ class SlowStore(MemoryStore):
 
 @pytest.mark.case("3.10")
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
-def test_of_requests_that_bring_one_hash_with_several_media_at_once_one_wins(open_three: Open, scope: str) -> None:
-    shared = SlowStore(10)
+def test_of_requests_that_bring_one_hash_with_several_media_at_once_one_wins(
+    open_three: Open, make_runtime: Any, scope: str
+) -> None:
+    shared = make_runtime()
+    shared.caller_hashes.store = SlowStore(10)
     processors = [open_three(shared) for _ in range(2)]
     meeting = threading.Barrier(6)
 

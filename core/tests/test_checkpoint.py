@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from mm_plugin.checkpoint import Checkpoint, check_tensors
 from mm_plugin.errors import UsageError
 from mm_plugin.items import Modality
+from mm_plugin.spec import ModelSpec
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_prefixes_that_nothing_has_are_refused_by_name(weights: Path) -> None:
 
 def test_two_tensors_of_one_short_name_are_refused(folder: Path) -> None:
     save_file({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, folder / "model.safetensors")
-    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "'x'", "twice")
+    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "one tensor 'x'", "found two")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
@@ -369,7 +370,7 @@ def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["no/such/folder/here", "../nowhere", "a b c", "x\0y"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
-    error = refused(lambda: Checkpoint.open(name), "no folder")
+    error = refused(lambda: Checkpoint.open(name), "expected a folder or a hub id")
     assert error.argument == "checkpoint"
 
 
@@ -411,6 +412,62 @@ def test_a_tokenizer_that_cannot_be_opened_is_a_usage_error(folder: Path) -> Non
 
     refused(lambda: Checkpoint.open(folder).with_tokenizer(fail).tokenizer, str(folder), "OSError", "no vocabulary")
     assert str(refused(lambda: Checkpoint.open(folder).with_tokenizer(say).tokenizer)) == "it names no bos"
+
+
+def spec_named(name: str) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        output_version=1,
+        modalities=(),
+        placeholders={},
+        fields={},
+        padding="offsets",
+        processor="tiny:Processor",
+        encoder="tiny:Encoder",
+        specialize="tiny:specialize",
+    )
+
+
+def test_a_specialized_checkpoint_carries_spec_and_state(folder: Path) -> None:
+    plain, made, state = Checkpoint.open(folder), spec_named("made"), object()
+    assert plain.specialization is None
+    found = plain.specialized(made, state)
+    assert found.specialization is not None
+    assert found.specialization[0] is made
+    assert found.specialization[1] is state
+    assert plain.specialization is None
+    assert (found.folder, found.config) == (plain.folder, plain.config)
+
+
+def test_views_and_other_tokenizers_keep_the_specialization(folder: Path) -> None:
+    made, state = spec_named("made"), object()
+    found = Checkpoint.open(folder).specialized(made, state, base=spec_named("base"))
+    for kept in (found.view(), found.with_tokenizer(lambda _: "tokenizer"), found.with_tokenizer(str).view()):
+        assert kept.specialization == (made, state)
+        assert kept.specialization_of(spec_named("base")) == (made, state)
+    again = found.specialized(spec_named("other"), None)
+    assert again.specialization == (spec_named("other"), None)
+    assert found.specialization == (made, state)
+
+
+def test_a_specialized_checkpoint_keeps_the_tokenizer_but_not_what_was_read(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    opened = Checkpoint.open(folder).with_tokenizer(lambda _: object())
+    tokenizer = opened.tokenizer
+    opened.tensors(["visual."])
+    found = opened.specialized(spec_named("made"), None)
+    assert found.tokenizer is tokenizer
+    assert found.tensors_read == frozenset()
+
+
+def test_a_specialization_is_found_by_the_declaration_that_it_was_made_from(folder: Path) -> None:
+    plain, made = Checkpoint.open(folder), spec_named("made")
+    assert plain.specialization_of(spec_named("base")) is None
+    found = plain.specialized(made, 1, base=spec_named("base"))
+    assert found.specialization_of(spec_named("base")) == (made, 1)  # an equal declaration, such as another registry's
+    assert found.specialization_of(spec_named("other")) is None
+    assert found.specialization_of(made) is None
+    assert plain.specialized(made, 1).specialization_of(spec_named("base")) is None
 
 
 def test_any_json_file_is_read_or_refused_by_its_name(folder: Path) -> None:

@@ -24,7 +24,7 @@ ROOT = Path(mm_plugin.__file__).parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # These packages' faces are for authors and servers; those of the others are read by whoever works on the core.
 FACES = ("mm_plugin", "mm_plugin.cache", "mm_plugin.encoder", "mm_plugin.scheduler", "mm_plugin.testing")
-# Classes of whose errors and events one example stands in the module's docstring.
+# The classes of these modules share an example, in the module's docstring or in a class's.
 TOGETHER = ("mm_plugin.errors", "mm_plugin.events")
 WITHOUT = {
     "JointItem": "shown in the example of JointOutput",
@@ -102,7 +102,8 @@ def test_a_class_of_the_face_has_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("module", TOGETHER)
 def test_errors_and_events_share_an_example(module: str) -> None:
-    assert ">>> " in (importlib.import_module(module).__doc__ or "")
+    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module), module)
+    assert any(test.examples for test in found)
 
 
 @pytest.mark.usefixtures("_alone")

@@ -460,7 +460,7 @@ def test_an_image_that_only_promises_many_pixels_is_refused_before_they_are_allo
     try:
         for call in ("probe", "decode"):
             source = take(data, Settings(max_image_pixels=1_000_000))
-            with pytest.raises(LimitError, match=r"images\[2\].* 9000 x 9000 .* 1000000") as caught:
+            with pytest.raises(LimitError, match=r"images\[2\].* 1000000 pixels.* 9000 x 9000 ") as caught:
                 getattr(source, call)()
         peak = tracemalloc.get_traced_memory()[1]
     finally:

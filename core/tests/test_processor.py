@@ -7,7 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,6 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -33,12 +32,13 @@ from mm_plugin.errors import (
     SizeError,
     UsageError,
 )
-from mm_plugin.events import Event, ItemKeyed, Observers
+from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Runtime
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Processor
+from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -131,7 +131,7 @@ def executor() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def open_tiny(executor: Executor, events: list[Event]) -> Open:
+def open_tiny(make_runtime: Callable[..., Any]) -> Open:
     """Opens `Tiny` or what is derived from it; a cache of `cache_bytes`."""
 
     def make(
@@ -144,15 +144,9 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
         limits: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> ModelProcessor:
-        runtime = Runtime(
-            settings=Settings(**dict(limits or {})),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(cache_bytes)),
-            observers=Observers([events.append]),
-            owner=BLAME,
-        )
+        runtime = make_runtime(preprocess_cache_bytes=cache_bytes, **dict(limits or {}))
         opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
-        return cls(spec, opened, runtime, options)
+        return Processor(cls, spec, opened, runtime, options, owner=BLAME)
 
     return make
 
@@ -232,15 +226,9 @@ def test_messages_bring_their_own_media(open_tiny: Open) -> None:
 @given(height=st.integers(2, 60), width=st.integers(1, 60), others=st.integers(0, 3))
 def test_a_count_is_what_processing_yields(height: int, width: int, others: int) -> None:
     with ThreadPoolExecutor(1) as executor:
-        runtime = Runtime(
-            settings=Settings(),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(0)),
-            observers=Observers(),
-            owner=BLAME,
-        )
+        runtime = Runtime(Settings(preprocess_cache_bytes=0), executor=executor)
         checkpoint: Any = FakeCheckpoint({}, {})
-        processor = Tiny(SPEC, checkpoint, runtime, {})
+        processor = Processor(Tiny, SPEC, checkpoint, runtime, {}, owner=BLAME)
         rows, tokens = processor.count("image", (height, width), counts={Modality.IMAGE: 1 + others})
         images = [np.zeros((height, width, 3), dtype=np.uint8)] * (1 + others)
         output = processor.process([IMAGE] * (1 + others), images)
@@ -565,7 +553,7 @@ def test_the_limit_is_on_the_expanded_prompt_and_comes_before_decoding(
         assert len(process().input_ids) == 18
         assert sorted(decodes) == ["images[0]", "images[1]"]
         return
-    with pytest.raises(LimitError, match="18 tokens, at most 17") as caught:
+    with pytest.raises(LimitError, match="at most 17 tokens in the expanded prompt, got 18") as caught:
         process()
     error = caught.value
     assert (error.setting, error.limit, error.value, error.path) == ("max_prompt_tokens", 17, 18, "prompt")
@@ -587,7 +575,7 @@ def test_too_many_media_are_refused_before_any_is_opened(open_tiny: Open, decode
     processor = open_tiny(limits={"max_items": 3})
     assert len(processor.process([IMAGE] * 3, [img()] * 3).mm_items) == 3
     decodes.clear()
-    with pytest.raises(LimitError, match="4 media in one request, at most 3") as caught:
+    with pytest.raises(LimitError, match="at most 3 media inputs, got 4") as caught:
         processor.process([IMAGE] * 4, [b"garbage"] * 4)
     assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_items", 3, 4)
     assert decodes == []
@@ -597,7 +585,7 @@ def test_a_media_of_too_many_tokens_is_refused_before_decoding(open_tiny: Open, 
     processor = open_tiny(limits={"max_item_tokens": 8})
     assert len(processor.process("<image>", [png(0, 6, 9)]).input_ids) == 8
     decodes.clear()
-    with pytest.raises(LimitError, match=r"images\[1\]: takes 10 tokens, at most 8") as caught:
+    with pytest.raises(LimitError, match=r"images\[1\]: expected at most 8 tokens, got 10") as caught:
         processor.process("<image> <image>", [png(0, 6, 9), png(0, 6, 13)])
     assert (caught.value.setting, caught.value.path) == ("max_item_tokens", "images[1]")
     assert decodes == []
@@ -819,7 +807,7 @@ def test_expanded_ids_hold_no_placeholder_but_those_of_the_media(open_tiny: Open
     with pytest.raises(PlaceholderError) as caught:
         processor.process([*ids[:place], IMAGE, *ids[place:]], [png()], expanded=True)
     assert caught.value.path == "prompt"
-    with pytest.raises(PlaceholderError, match="holds 6 <image>, its images stand for 0"):
+    with pytest.raises(PlaceholderError, match="expected 0 <image> for the images that were given, got 6"):
         processor.process(ids, expanded=True)
 
 

@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import mm_plugin
 from mm_plugin import (
+    Checkpoint,
     MMPluginError,
     ModelProcessor,
     ModelSpec,
@@ -1051,14 +1053,18 @@ SPECIALISE = """
 import msgspec
 from mm_plugin import UsageError
 
+calls = []
+
 def specialize(spec, checkpoint):
     taste = checkpoint.config.get("taste")
+    calls.append(taste)
     if taste == "bitter":
         raise UsageError("not this one", argument="checkpoint")
     if taste == "broken":
         raise KeyError("oh")
     made = msgspec.structs.replace(spec, name="sweet", specialize=None, notes={"taste": str(taste)})
-    return {"none": None, "spec": made, "again": (spec, checkpoint)}.get(taste, (made, checkpoint))
+    odd = {"none": None, "spec": made, "pair": (made, checkpoint), "again": (spec, checkpoint, 1)}
+    return odd.get(taste, (made, checkpoint, {"learned": taste}))
 """
 
 
@@ -1091,13 +1097,33 @@ def test_a_plugin_makes_its_spec_for_a_checkpoint_and_its_record_says_so(
     assert opened.notes == {"taste": "mild"}
 
 
+def test_a_checkpoint_that_carries_a_specialization_is_not_specialized_again(
+    site: Any, open_registry: Any, tmp_path: Path
+) -> None:
+    with_specialist(site)
+    registry = open_registry()
+    base = registry.resolve({"architectures": ["Unknown"]})
+    made = msgspec.structs.replace(base, name="known", specialize=None, notes={"taste": "known"})
+    plain = Checkpoint.open(checkpoint(tmp_path / "a", taste="mild"))
+    with pytest.raises(PluginLoadError, match="known names processor 'nowhere"):
+        registry.load_processor(plain.specialized(made, None, base=base))
+    (opened,) = record_of(registry, "any").opened
+    assert (opened.model, opened.notes) == ("known", {"taste": "known"})
+    assert "catch_all.learn" not in sys.modules
+    for other in (None, made):  # what was made from another declaration is not used
+        with pytest.raises(PluginLoadError, match="sweet names processor 'nowhere"):
+            registry.load_processor(plain.specialized(made, None, base=other))
+    assert sys.modules["catch_all.learn"].calls == ["mild", "mild"]
+
+
 @pytest.mark.parametrize(
     ("taste", "kind", "said"),
     [
         ("bitter", UsageError, "not this one"),
         ("broken", PluginLoadError, r"any \(catch-all 1.0\): catch_all.learn:specialize failed on .*KeyError: 'oh'"),
-        ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
-        ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint\)"),
+        ("none", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
+        ("spec", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
+        ("pair", PluginLoadError, r"must return \(ModelSpec, Checkpoint, state\)"),
         ("again", PluginLoadError, "the spec without specialize"),
     ],
 )
@@ -1203,7 +1229,9 @@ def store_log(site: Any) -> Callable[[], list[Any]]:
 def test_a_store_of_a_plugin_is_made_by_name_and_closed_with_the_registry(
     store_log: Any, site: Any, open_registry: Any
 ) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12)
+    registry = open_registry(
+        preprocess_store="kept", embedding_store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12
+    )
     assert site.imports("keeper") == 0
     assert registry.preprocess_store.capacity_bytes == 11
     assert registry.preprocess_store is registry.preprocess_store
@@ -1211,6 +1239,14 @@ def test_a_store_of_a_plugin_is_made_by_name_and_closed_with_the_registry(
     registry.close()
     registry.close()
     assert sorted(store_log()) == [("close", 11), ("close", 12)]
+
+
+@pytest.mark.parametrize("setting", ["preprocess_store", "embedding_store"])
+def test_each_cache_has_a_store_of_its_own_kind(setting: str, store_log: Any, open_registry: Any) -> None:
+    registry = open_registry(**{setting: "kept"})
+    prepared, embeddings = registry.preprocess_store, registry.embedding_cache.store
+    assert isinstance(prepared, MemoryStore) == (setting == "embedding_store")
+    assert isinstance(embeddings, MemoryStore) == (setting == "preprocess_store")
 
 
 def test_a_store_that_cannot_be_made_names_the_plugin(store_log: Any, open_registry: Any) -> None:
@@ -1275,7 +1311,7 @@ def test_close_leaves_what_was_given(open_registry: Any) -> None:
 
 @pytest.mark.parametrize("first", ["executor", "preprocess_store"])
 def test_the_executor_is_idle_before_a_store_is_closed(first: str, store_log: Any, open_registry: Any) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=11, threads=1)
+    registry = open_registry(preprocess_store="kept", preprocess_cache_bytes=11, threads=1)
     getattr(registry, first)
     store, started = registry.preprocess_store, threading.Event()
 
@@ -1291,7 +1327,9 @@ def test_the_executor_is_idle_before_a_store_is_closed(first: str, store_log: An
 
 
 def test_a_store_that_cannot_be_closed_keeps_nothing_else_open(store_log: Any, open_registry: Any, log: Any) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=13, embedding_cache_bytes=12)
+    registry = open_registry(
+        preprocess_store="kept", embedding_store="kept", preprocess_cache_bytes=13, embedding_cache_bytes=12
+    )
     pool = registry.executor
     assert registry.embedding_cache is not registry.preprocess_store
     registry.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,14 +18,13 @@ from mm_plugin import (
     ModelProcessor,
     ModelSpec,
     OptionScope,
+    Processor,
     Replacement,
     Settings,
     Size,
 )
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.demo import sample_images
-from mm_plugin.events import Observers
-from mm_plugin.processor import Runtime
+from mm_plugin.runtime import Runtime
 from mm_plugin.testing import chunks, sweep_options, sweep_provenance
 
 TEMPLATE = (
@@ -104,21 +102,18 @@ class DeclaresWrongly(Right):
     Options = OptionsOfVideo
 
 
+OWNER = {"plugin": "kit", "distribution": "kit", "version": "1"}
+
+
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
-    with ThreadPoolExecutor(2) as pool:
-        yield Runtime(
-            settings=Settings(),
-            executor=pool,
-            cache=ComputeCache(MemoryStore(1 << 20)),
-            observers=Observers(),
-            owner={"plugin": "kit", "distribution": "kit", "version": "1"},
-        )
+    with Runtime(Settings(threads=2, preprocess_cache_bytes=1 << 20)) as made:
+        yield made
 
 
 def opener(cls: type[ModelProcessor], runtime: Runtime) -> Any:
     checkpoint: Any = Checkpoint()
-    return lambda **options: cls(SPEC, checkpoint, runtime, options)
+    return lambda **options: Processor(cls, SPEC, checkpoint, runtime, options, owner=OWNER)
 
 
 MEDIA = {Modality.IMAGE: np.arange(40 * 3 * 3, dtype=np.uint8).reshape(40, 3, 3)}
@@ -134,7 +129,10 @@ def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (ReadsAnothersOption, "rate=12 on images changes the output, and For says that it is not about them"),
+        (
+            ReadsAnothersOption,
+            "rate=12 on images changes the output, and its OptionScope says that it is not about them",
+        ),
         (DeclaresWrongly, "size=16 on images changes the output"),
     ],
 )

@@ -40,9 +40,10 @@ from .media.types import (
 )
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
-from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
+from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .processor.model import ModelProcessor
 from .processor.options import BaseOptions, OptionScope
+from .processor.processor import Processor
 from .registry import PluginRecord, Registry, discover
 from .settings import Settings
 from .spec import ModelSpec
@@ -88,7 +89,9 @@ __all__ = [
     "PluginLoadError",
     "PluginRecord",
     "PrecomputedEmbeddings",
+    "PreparesBatches",
     "ProcessesJointly",
+    "Processor",
     "ProcessorError",
     "ProcessorOutput",
     "Registry",

@@ -27,12 +27,12 @@ class PrecomputedEmbeddings(msgspec.Struct, frozen=True, eq=False):
     """One media input that an encoder encoded already, given in place of the raw one.
 
     Attributes:
-        rows: [num_rows, hidden], floating point, numpy or torch.
+        embeddings: [num_embeddings, hidden], floating point, numpy or torch.
         fields: the model fields, such as `image_grid_thw`.
-        identity: 32 bytes by which the caller knows these rows; their own digest where None.
+        identity: 32 bytes by which the caller knows these embeddings; their own digest where None.
     """
 
-    rows: Any
+    embeddings: Any
     fields: Mapping[str, Any]
     identity: bytes | None = None
 
@@ -110,7 +110,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         num_audio_tokens: rows of audio.
         num_dropped: items that came empty and without a span, and were dropped.
         held_rows: rows of spans that were only partly consumed, kept by `embed` until their last row is written;
-            keyed by (modality, identity or hash, rows, encoder version, dtype).
+            keyed by `embedding_key`.
         retain_rows: keep held rows after their last row is written, until the request ends.
         ended: the request is over, and a step that still runs holds nothing for it.
     """
@@ -125,7 +125,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
     num_video_tokens: int = 0
     num_audio_tokens: int = 0
     num_dropped: int = 0
-    held_rows: dict[tuple[Any, ...], Any] = msgspec.field(default_factory=dict)
+    held_rows: dict[bytes, Any] = msgspec.field(default_factory=dict)
     retain_rows: bool = False
     ended: bool = False
 

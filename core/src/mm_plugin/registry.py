@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -39,18 +39,19 @@ from mm_plugin.errors import (
     SpecError,
     UsageError,
 )
+from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
     from mm_plugin.cache.embedding import EmbeddingCache
-    from mm_plugin.cache.single_flight import ComputeCache
     from mm_plugin.cache.store import Store
     from mm_plugin.checkpoint import Checkpoint
     from mm_plugin.encoder.base import Encoder
-    from mm_plugin.events import Observers
+    from mm_plugin.events import FallbackUsed, Observers
     from mm_plugin.identity.digests import Digests
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
     from mm_plugin.spec import ModelSpec
+    from mm_plugin.tasks import Preparer
 
 logger = logging.getLogger("mm_plugin")
 
@@ -206,6 +207,7 @@ def discover(
     executor: Executor | None = None,
     preprocess_store: Store | None = None,
     embedding_cache: EmbeddingCache | None = None,
+    preparer: Preparer | None = None,
 ) -> Registry:
     """Read what the installed plugins claim, without importing any of them.
 
@@ -214,6 +216,7 @@ def discover(
         executor: runs the item stage; the registry makes and closes its own where None.
         preprocess_store: keeps prepared items; made from the settings where None.
         embedding_cache: keeps encoder rows; made from the settings where None.
+        preparer: prepares media inputs in place of threads of this process; it is not closed.
 
     Raises:
         UsageError: a setting cannot be read.
@@ -228,6 +231,7 @@ def discover(
         executor=executor,
         preprocess_store=preprocess_store,
         embedding_cache=embedding_cache,
+        preparer=preparer,
     )
 
 
@@ -245,23 +249,22 @@ class Registry:
         executor: Executor | None = None,
         preprocess_store: Store | None = None,
         embedding_cache: EmbeddingCache | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self.settings = settings
         self.notices: tuple[str, ...] = ()
         self._lock = threading.RLock()
-        self._executor, self._preprocess_store, self._embedding_cache = executor, preprocess_store, embedding_cache
-        self._owned: list[Callable[[], None]] = []
-        self._observers: Observers | None = None
-        self._digests: Digests | None = None
-        self._bindings: Store | None = None
-        self._compute_cache: ComputeCache | None = None
-        self._closed = threading.Event()
+        self.runtime = Runtime(
+            settings,
+            executor=executor,
+            preprocess_store=preprocess_store,
+            embedding_cache=embedding_cache,
+            services=self._services,
+            make_store=self.make_store,
+            preparer=preparer,
+        )
         self._plugins: list[_Plugin] = []
         self._claims: dict[tuple[str, str], list[_Plugin]] = {}
-        if isinstance(executor, ProcessPoolExecutor):
-            raise UsageError(
-                "the executor runs methods of open models in this process: use threads", argument="executor"
-            )
         for notice in notices:
             self._notice(notice)
         self._discover()
@@ -560,26 +563,40 @@ class Registry:
             known = ", ".join(get_args(FallbackUse))
             raise UsageError(f"fallback={fallback!r} is none of {known}", argument="fallback")
         asked = _asked(config, architecture)
-        refused: NoModelError | None = None
         with self._lock:
-            for group, name in asked:
-                try:
-                    plugin = self._claimant(group, name, chosen, asked)
-                except NoModelError as error:
-                    if fallback != "always":
-                        raise
-                    refused = refused or error
-                    continue
-                if plugin is not None:
-                    return plugin, _spec_for(plugin, group, name)
-            if asked and fallback != "never":
-                why = "no installed plugin claims it" if chosen is None else "the caller chose it"
-                if refused is not None:
-                    why = f"fallback='always', and what claims it cannot serve: {refused.message.splitlines()[0]}"
-                plugin = self._fallback(chosen, asked, why)
-                if plugin is not None:
-                    return plugin, plugin.specs[0]
-            raise refused or self._no_model(asked, "no installed plugin claims it")
+            plugin, spec, used = self._serving(asked, chosen, fallback)
+        if used is not None:
+            # Not while the lock is held: the runtime takes its own lock first and this one after it.
+            logger.warning("mm-plugin: the fallback %s serves %s: %s", plugin.label, used.asked, used.why)
+            self.observers.emit(used)
+        return plugin, spec
+
+    def _serving(
+        self, asked: Sequence[tuple[str, str]], chosen: str | None, fallback: str
+    ) -> tuple[_Plugin, ModelSpec, FallbackUsed | None]:
+        """The plugin and the spec that serve what is asked for, and the event to emit where it is the fallback."""
+        from mm_plugin.events import FallbackUsed
+
+        refused: NoModelError | None = None
+        for group, name in asked:
+            try:
+                plugin = self._claimant(group, name, chosen, asked)
+            except NoModelError as error:
+                if fallback != "always":
+                    raise
+                refused = refused or error
+                continue
+            if plugin is not None:
+                return plugin, _spec_for(plugin, group, name), None
+        if asked and fallback != "never":
+            why = "no installed plugin claims it" if chosen is None else "the caller chose it"
+            if refused is not None:
+                why = f"fallback='always', and what claims it cannot serve: {refused.message.splitlines()[0]}"
+            plugin = self._fallback(chosen, asked)
+            if plugin is not None:
+                names = ", ".join(name for _, name in asked)
+                return plugin, plugin.specs[0], FallbackUsed(asked=names, plugin=plugin.name, why=why)
+        raise refused or self._no_model(asked, "no installed plugin claims it")
 
     def _claimant(self, group: str, name: str, chosen: str | None, asked: Sequence[tuple[str, str]]) -> _Plugin | None:
         candidates = self._claims.get((group, name), [])
@@ -596,7 +613,7 @@ class Registry:
             raise self._no_model(asked, broken.record().summary()) from (self._load_error(broken) if live else None)
         return live[0]
 
-    def _fallback(self, chosen: str | None, asked: Sequence[tuple[str, str]], why: str) -> _Plugin | None:
+    def _fallback(self, chosen: str | None, asked: Sequence[tuple[str, str]]) -> _Plugin | None:
         live = [
             plugin
             for plugin in self._plugins
@@ -608,11 +625,6 @@ class Registry:
             raise self._no_model(asked, f"more than one fallback is installed: {', '.join(p.label for p in live)}")
         if not self._load(live[0], chosen=True):
             raise self._no_model(asked, live[0].record().summary())
-        from mm_plugin.events import FallbackUsed
-
-        names = ", ".join(name for _, name in asked)
-        logger.warning("mm-plugin: the fallback %s serves %s: %s", live[0].label, names, why)
-        self.observers.emit(FallbackUsed(asked=names, plugin=live[0].name, why=why))
         return live[0]
 
     def _no_model(self, asked: Sequence[tuple[str, str]], why: str) -> NoModelError:
@@ -637,7 +649,7 @@ class Registry:
         plugin: str | None = None,
         fallback: FallbackUse = "unclaimed",
         **options: Any,
-    ) -> ModelProcessor:
+    ) -> Processor:
         """Open a checkpoint's processor.
 
         Args:
@@ -653,25 +665,16 @@ class Registry:
             ProcessorError: the plugin's processor could not be built.
         """
         from mm_plugin.processor.model import ModelProcessor
-        from mm_plugin.processor.pipeline import Runtime
+        from mm_plugin.processor.processor import Processor
+        from mm_plugin.tasks import ModelRef
 
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "processor", ModelProcessor)
         if spec.tokenizer is not None:
             opened = opened.with_tokenizer(self._load_class(found, spec, "tokenizer", None))
-        runtime = Runtime(
-            settings=self.settings,
-            executor=self.executor,
-            cache=self._preprocess_cache,
-            observers=self.observers,
-            owner=found.owner,
-            digests=self.digests,
-            bindings=self._caller_hashes,
-            closed=self._closed,
-        )
         with _attributed(found, ProcessorError, f"the processor of {spec.name} could not be opened"):
-            processor: ModelProcessor = cls(spec, opened, runtime, options)
-            return processor
+            ref = ModelRef(opened.source, found.name, architecture, fallback, options)
+            return Processor(cls, spec, opened, self.runtime, options, owner=found.owner, ref=ref)
 
     def load_encoder(
         self,
@@ -740,7 +743,7 @@ class Registry:
     ) -> tuple[Checkpoint, _Plugin, ModelSpec]:
         from mm_plugin.checkpoint import Checkpoint
 
-        self._check_open()
+        self.runtime.check_open()
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         plugin, spec = self._resolve(opened.config, architecture, chosen, fallback)
         if spec.specialize is not None:
@@ -753,14 +756,19 @@ class Registry:
         from mm_plugin.spec import ModelSpec
 
         place = str(opened.folder)
+        known = opened.specialization_of(spec)
+        if known is not None:
+            with self._lock:
+                plugin.opened[place] = OpenedModel(checkpoint=place, model=known[0].name, notes=dict(known[0].notes))
+            return known[0], opened
         make = self._load_class(plugin, spec, "specialize", None)
         try:
             with _attributed(plugin, PluginLoadError, f"{spec.specialize} failed on {place}"):
                 made = make(spec, opened)
-            good = isinstance(made, tuple) and [type(part) for part in made] == [ModelSpec, Checkpoint]
-            if not good or made[0].specialize is not None:
+            good = isinstance(made, tuple) and [type(part) for part in made[:2]] == [ModelSpec, Checkpoint]
+            if not good or len(made) != 3 or made[0].specialize is not None:
                 raise PluginLoadError(
-                    f"{plugin.label}: {spec.specialize} must return (ModelSpec, Checkpoint), the spec without specialize",
+                    f"{plugin.label}: {spec.specialize} must return (ModelSpec, Checkpoint, state), the spec without specialize",
                     **plugin.owner,
                 )
         except MMPluginError as error:
@@ -768,7 +776,7 @@ class Registry:
                 plugin.opened[place] = OpenedModel(checkpoint=place, error=error.message)
             raise
         special: ModelSpec = made[0]
-        checkpoint: Checkpoint = made[1]
+        checkpoint: Checkpoint = made[1].specialized(special, made[2], base=spec)
         with self._lock:
             plugin.opened[place] = OpenedModel(checkpoint=place, model=special.name, notes=dict(special.notes))
         return special, checkpoint
@@ -794,29 +802,20 @@ class Registry:
     @property
     def observers(self) -> Observers:
         """Those who hear events; the plugins that claim observers are imported when this is first read."""
-        from mm_plugin.events import Observers
-
-        with self._lock:
-            if self._observers is None:
-                self._observers = Observers(self._services(OBSERVERS).values())
-            return self._observers
+        return self.runtime.observers
 
     @property
     def digests(self) -> Digests:
         """What hashes on each kind of device; the plugins that claim digests are imported when this is first read."""
-        from mm_plugin.identity.digests import Digests
+        return self.runtime.digests
 
-        with self._lock:
-            if self._digests is None:
-                self._digests = Digests(self._services(DIGESTS))
-            return self._digests
-
-    def _services(self, group: str) -> dict[str, Any]:
+    def _services(self, kind: str) -> dict[str, Any]:
         """Every service of a kind that one enabled, unbroken plugin offers, by name."""
+        wanted = f"{PLUGINS}.{kind}"
         found: dict[str, Any] = {}
-        for kind, name in sorted(self._claims):
-            if kind == group:
-                live = [plugin for plugin in self._claims[kind, name] if plugin.state != "disabled"]
+        for group, name in sorted(self._claims):
+            if group == wanted:
+                live = [plugin for plugin in self._claims[group, name] if plugin.state != "disabled"]
                 if len(live) == 1 and self._load(live[0], chosen=True):
                     found[name] = live[0].services[group][name]
         return found
@@ -824,66 +823,17 @@ class Registry:
     @property
     def executor(self) -> Executor:
         """Runs the item stage."""
-        with self._lock:
-            self._check_open()
-            if self._executor is None:
-                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin")
-                self._owned.append(lambda: pool.shutdown(wait=True, cancel_futures=True))
-                self._executor = pool
-            return self._executor
+        return self.runtime.executor
 
     @property
     def preprocess_store(self) -> Store:
         """Keeps prepared items, by source key."""
-        with self._lock:
-            self._check_open()
-            if self._preprocess_store is None:
-                store = self.make_store(self.settings.store, self.settings.preprocess_cache_bytes)
-                self._own_store(store)
-                self._preprocess_store = store
-            return self._preprocess_store
+        return self.runtime.preprocess_store
 
     @property
     def embedding_cache(self) -> EmbeddingCache:
         """Keeps encoder rows; pass it to `embed_mm_inputs`."""
-        from mm_plugin.cache.embedding import EmbeddingCache
-
-        with self._lock:
-            self._check_open()
-            if self._embedding_cache is None:
-                capacity = self.settings.embedding_cache_bytes
-                store = self.make_store(self.settings.store, capacity)
-                self._own_store(store)
-                self._embedding_cache = EmbeddingCache(capacity, store=store)
-            return self._embedding_cache
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise UsageError("the registry is closed", argument="registry")
-
-    def _own_store(self, store: Store) -> None:
-        # `close` goes from the end: stores come before the executor here, so that no item still runs when they close.
-        self._owned.insert(0, store.close)
-
-    @property
-    def _preprocess_cache(self) -> ComputeCache:
-        """The one cache of prepared items, so that one media input is prepared once for all models that make the same of it."""
-        from mm_plugin.cache.single_flight import ComputeCache
-
-        with self._lock:
-            if self._compute_cache is None:
-                self._compute_cache = ComputeCache(self.preprocess_store)
-            return self._compute_cache
-
-    @property
-    def _caller_hashes(self) -> Store:
-        """What each caller's hash stood for: entries of one byte each, so that the capacity is their number."""
-        from mm_plugin.cache.memory import MemoryStore
-
-        with self._lock:
-            if self._bindings is None:
-                self._bindings = MemoryStore(self.settings.max_caller_hashes)
-            return self._bindings
+        return self.runtime.embedding_cache
 
     def make_store(self, name: str, capacity_bytes: int) -> Store:
         """A new store of a kind: `memory`, or one that a plugin claims in the group `mm_plugin.stores`.
@@ -912,15 +862,7 @@ class Registry:
 
     def close(self) -> None:
         """Stop the executor and close the caches that the registry made itself. Calling it twice is harmless."""
-        with self._lock:
-            self._closed.set()
-            owned, self._owned = self._owned, []
-        for release in reversed(owned):
-            try:
-                release()
-            except Exception:
-                # A plugin's store; the others must be closed all the same.
-                logger.warning("mm-plugin: %r failed and is left as it is", release, exc_info=True)
+        self.runtime.close()
 
     def __enter__(self) -> Self:
         return self

@@ -41,8 +41,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         placeholder_affixes: by modality, the text that the model's own processor writes around a placeholder. It is written
             before the prompt is tokenized, because a tokenizer may join it with the text around it.
         specialize: `"module:function"` that is called with this spec and an open `Checkpoint` and returns the spec for that
-            checkpoint and the `Checkpoint` to go on with, for plugins that learn from a checkpoint what they serve of it.
-            `modalities`, `placeholders` and `fields` may then be empty here.
+            checkpoint, the `Checkpoint` to go on with, and what processor and encoder need of what was learned (they find it in
+            `Checkpoint.specialization`), for plugins that learn from a checkpoint what they serve of it. `modalities`,
+            `placeholders` and `fields` may then be empty here.
         notes: what a plugin says of a spec that it made for one checkpoint, kept in the plugin's record.
 
     Raises:

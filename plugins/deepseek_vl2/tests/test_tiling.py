@@ -18,8 +18,8 @@ SOME = st.one_of(st.integers(1, 60), st.integers(1, 2000), st.integers(370, 400)
 
 
 def crop(processor: ModelProcessor, height: int, width: int, images: int) -> list[int]:
-    context = processor.context({Modality.IMAGE: images})
-    fields = processor.layout(Modality.IMAGE, Size(height, width), processor.options, context)
+    context = processor.model.context({Modality.IMAGE: images})
+    fields = processor.model.layout(Modality.IMAGE, Size(height, width), processor.options, context)
     found: list[int] = fields["images_spatial_crop"][0].tolist()
     return found
 

@@ -38,7 +38,7 @@ def test_logits_equal_the_models_own_forward(
     whole: dict[str, Any] = dict(reference("qwen2_audio").tokenizer(prompt, return_tensors="pt"))
     if given:
         whole = dict(reference("qwen2_audio")(text=[prompt], audio=given, sampling_rate=RATE, return_tensors="pt"))
-        kind = processor._learnt.kinds[Modality.AUDIO]
+        kind = processor.model._learnt.kinds[Modality.AUDIO]
         items = output.mm_items
         assert torch.equal(join([item.feature for item in items], 0), whole["input_features"])
         masks = [as_tensor(item.get("feature_attention_mask")) for item in items]

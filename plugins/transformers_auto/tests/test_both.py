@@ -95,7 +95,7 @@ def test_a_prompt_with_both_is_put_together_as_the_processor_does(processor: Any
     waveforms = [np.full(count, 0.1, dtype=np.float32) for count in (4000, 1000)]
     prompt = "a <audio>\n<image><image> b <audio>"
     output = processor.process(prompt, images, audios=[AudioSamples(samples, 16_000) for samples in waveforms])
-    whole = processor._learnt.opened.processor(
+    whole = processor.model._learnt.opened.processor(
         text=[prompt], images=images, audio=waveforms, return_tensors="pt", audio_kwargs={"sampling_rate": 16_000}
     )
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()

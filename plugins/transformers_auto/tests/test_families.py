@@ -100,7 +100,7 @@ def test_tensors_put_together_equal_those_of_the_whole_request(
     family: str, opened: Get, reference: Get, make_image: Any
 ) -> None:
     processor = opened(family)
-    kind = processor._learnt.kinds[Modality.IMAGE]
+    kind = processor.model._learnt.kinds[Modality.IMAGE]
     sizes = [(337, 161), (184, 337), (700, 30), (33, 33), (161, 184)]
     for count in (1, 2, 3, 5):
         prompt, images = FAMILIES[family].prompt(count), imgs(make_image, count, sizes)
@@ -219,8 +219,10 @@ def test_a_repeated_image_is_decoded_once(
 ) -> None:
     processor = registry.load_processor(checkpoint("llava"))
     calls: list[int] = []
-    run = type(processor._learnt).run
-    monkeypatch.setattr(type(processor._learnt), "run", lambda self, *a, **k: calls.append(1) or run(self, *a, **k))
+    run = type(processor.model._learnt).run
+    monkeypatch.setattr(
+        type(processor.model._learnt), "run", lambda self, *a, **k: calls.append(1) or run(self, *a, **k)
+    )
     file = io.BytesIO()
     make_image(0, 77, 91).save(file, "PNG")
     first = processor.process("<image>", [file.getvalue()])

@@ -177,17 +177,19 @@ def test_a_checkpoint_that_was_opened_before_is_not_learnt_again(
     processor = opened("llava")
     monkeypatch.setattr(Model, "__init__", None)
     assert registry.load_encoder(processor.checkpoint).version.startswith("transformers_auto.Llava")
-    assert registry.load_processor(processor.checkpoint)._learnt is processor._learnt
+    assert registry.load_processor(processor.checkpoint)._learnt is processor.model._learnt
 
 
 def test_a_spec_is_made_of_what_was_learnt(checkpoint: Get, registry: Any) -> None:
     base = registry.resolve({"architectures": ["Unknown"]})
-    spec, known = specialize(base, Checkpoint.open(checkpoint("gemma3")))
+    spec, known, model = specialize(base, Checkpoint.open(checkpoint("gemma3")))
     assert spec.placeholder_affixes == {Modality.IMAGE: ("\n\n", "\n\n")}
     assert spec.placeholders == {Modality.IMAGE: "<start_of_image>"}
     assert spec.fields == {Modality.IMAGE: ("prompt_ids",)}
     assert known.tokenizer.chat_template
     assert spec.output_version == base.output_version
+    assert model.kinds[Modality.IMAGE].placeholder == "<start_of_image>"
+    assert known.specialization is None
 
 
 @pytest.mark.parametrize(

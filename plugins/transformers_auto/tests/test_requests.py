@@ -150,7 +150,7 @@ class Breaks:
 
     def __init__(self, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.when: Callable[[Any, dict[str, Any]], bool] = lambda image, kwargs: True
-        cls = type(processor._learnt.opened.processor.image_processor)
+        cls = type(processor.model._learnt.opened.processor.image_processor)
         original = cls.__call__
 
         def call(own: Any, images: Any, *arguments: Any, **kwargs: Any) -> Any:
@@ -301,8 +301,8 @@ def test_a_request_has_no_image_made_larger_than_it_may_send(
 ) -> None:
     processor = opened(family)
     prompt = "<image>"
-    monkeypatch.setattr(type(processor._learnt), "run", lambda *a, **k: pytest.fail("the processor ran"))
-    monkeypatch.setattr(type(processor._learnt), "layout", lambda *a, **k: pytest.fail("the processor ran"))
+    monkeypatch.setattr(type(processor.model._learnt), "run", lambda *a, **k: pytest.fail("the processor ran"))
+    monkeypatch.setattr(type(processor.model._learnt), "layout", lambda *a, **k: pytest.fail("the processor ran"))
     with pytest.raises(LimitError, match="more than 89478485 pixels") as caught:
         processor.process(prompt, [Image.new("RGB", (40, 30))], images_kwargs={"size": {"height": 60000, "width": 8}})
     assert caught.value.setting == "max_image_pixels"

@@ -33,7 +33,7 @@ from mm_plugin.testing.embedding import embed_in_chunks
 if TYPE_CHECKING:
     from mm_plugin.inputs import MultimodalProcessorOutput
     from mm_plugin.items import MultimodalDataItem
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
 # As many items as a terminal of 80 columns shows side by side.
@@ -129,7 +129,7 @@ class _Show:
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
-        self._processor: ModelProcessor
+        self._processor: Processor
 
     def open(self, folder: Path) -> None:
         """Processor, encoder and the whole reference model from one folder."""
@@ -175,9 +175,10 @@ class _Show:
 
     def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownVideo:
         """The video with the frames that the plugin chose of it."""
-        assert isinstance(self._processor, AcceptsVideos)
+        model = self._processor.model
+        assert isinstance(model, AcceptsVideos)
         size = open_video(data, path="video", settings=Settings()).probe()
-        chosen = self._processor.sample(size, self._processor.options)
+        chosen = model.sample(size, model.options)
         return ShownVideo(
             name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
         )

@@ -16,7 +16,7 @@ from PIL import Image
 from mm_plugin.demo.base import Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.processor.model import ModelProcessor
+from mm_plugin.processor.processor import Processor
 
 
 class PatchGridDemo(TransformersDemo, ShowsVideos):
@@ -80,7 +80,7 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
             embeds[places] = torch.cat(rows)
         return Reference(embeds, self.logits(model, embeds, output.mrope_positions))
 
-    def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
+    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
         """See `Demo`: a row stands for a square of merged patches."""
         side = processor.options.patch_size * processor.options.merge_size
         grid = item.video_grid_thw if item.modality is Modality.VIDEO else item.image_grid_thw

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mm_plugin.cache.keys import embedding_key, encoder_key, item_key
 from mm_plugin.embed.plan import Piece, StepPlan
 from mm_plugin.encoder.results import given_rows
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
@@ -104,9 +105,6 @@ def _indices(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.arange(start, end, dtype=np.int64) for start, end in runs]))
 
 
-ItemKey = tuple[Any, ...]
-
-
 class Step:
     """One step's rows on their way from items to the output."""
 
@@ -122,9 +120,9 @@ class Step:
     ) -> None:
         self._plan, self._batch, self._calls, self._cache, self._out = plan, batch, calls, cache, out
         self._hidden, self._observers = out.shape[1], observers
-        self._suffix = (version, str(out.dtype))
+        self._encoder_key = encoder_key(version, str(out.dtype))
         self._layers: int | None = None
-        self._pinned: list[ItemKey] = []
+        self._pinned: list[bytes] = []
         self._rows: dict[tuple[int, int], Encoded] = {}
         self._failed: dict[tuple[int, int], MMPluginError] = {}
 
@@ -133,12 +131,14 @@ class Step:
         assert inputs is not None  # the plan names only requests that have items
         return inputs
 
+    def _item(self, place: tuple[int, int]) -> MultimodalDataItem:
+        return self._inputs(place[0]).mm_items[place[1]]
+
     def gather(self) -> None:
         """Rows for every item that meets the step: given, held, cached, or from one encoder call per modality."""
-        wanted: dict[ItemKey, list[tuple[int, int]]] = {}
+        wanted: dict[bytes, list[tuple[int, int]]] = {}
         for place in dict.fromkeys((piece.request, piece.item) for piece in self._plan.pieces):
-            inputs = self._inputs(place[0])
-            item = inputs.mm_items[place[1]]
+            item = self._item(place)
             if item.precomputed_embeddings is not None:
                 self._take_given(place, item)
             elif item.pad_values is None:
@@ -152,17 +152,17 @@ class Step:
                 if inputs is not None
                 for key, rows in inputs.held_rows.items()
             }
-        misses: dict[Modality, list[ItemKey]] = {}
+        misses: dict[Modality, list[bytes]] = {}
         for key, places in wanted.items():
             if self._cache is not None and len(places) > 1:
                 self._cache.joined(len(places) - 1)
             rows = held.get(key)
             if rows is None or not self._fits(rows):
-                rows = self._cached(key)
+                rows = self._cached(key, self._item(places[0]).num_tokens)
             if rows is not None and self._same_layers(rows):
                 self._rows.update(dict.fromkeys(places, rows))
             else:
-                misses.setdefault(key[0], []).append(key)
+                misses.setdefault(self._item(places[0]).modality, []).append(key)
         for modality, keys in misses.items():
             items = [self._snapshot(wanted[key]) for key in keys]
             for key, result in zip(keys, self._calls.encode(modality, items), strict=True):
@@ -206,16 +206,16 @@ class Step:
         """Whether held rows are as wide as, and lie where, this step's embeddings do: another model may have held them."""
         return bool(held.rows.shape[1] == self._hidden and held.rows.device == self._out.device)
 
-    def _key(self, item: MultimodalDataItem) -> ItemKey:
+    def _key(self, item: MultimodalDataItem) -> bytes:
         """What an item's rows are known by, held or cached: other weights or another dtype give other rows."""
-        return (*item_key(item), *self._suffix)
+        return embedding_key(item_key(item), self._encoder_key)
 
-    def _cached(self, key: ItemKey) -> Encoded | None:
+    def _cached(self, key: bytes, num_tokens: int) -> Encoded | None:
         if self._cache is None:
             return None
         found = self._cache.get(
             key,
-            num_tokens=key[2],
+            num_tokens=num_tokens,
             hidden=self._hidden,
             dtype=self._out.dtype,
             device=self._out.device,
@@ -224,7 +224,7 @@ class Step:
             self._pin(key)
         return found
 
-    def _pin(self, key: ItemKey) -> None:
+    def _pin(self, key: bytes) -> None:
         """What a step uses is not evicted before it ends."""
         if self._cache is not None and self._cache.store.pin(key):
             self._pinned.append(key)
@@ -268,7 +268,7 @@ class Step:
 
     def _hold(self) -> None:
         """A request keeps the rows of spans that this step cut, and lets go of those it finished."""
-        keep: dict[int, dict[ItemKey, Encoded]] = {}
+        keep: dict[int, dict[bytes, Encoded]] = {}
         for place in self._plan.unfinished:
             inputs = self._inputs(place[0])
             item = inputs.mm_items[place[1]]
@@ -280,7 +280,7 @@ class Step:
         with HELD_LOCK:
             self._exchange(keep)
 
-    def _exchange(self, keep: Mapping[int, dict[ItemKey, Encoded]]) -> None:
+    def _exchange(self, keep: Mapping[int, dict[bytes, Encoded]]) -> None:
         met = {piece.request for piece in self._plan.pieces}
         # A request that ended while its step ran keeps nothing.
         requests = [
@@ -312,8 +312,3 @@ class Step:
             return None
         runs = [(piece.out_start, piece.out_start + rows.shape[1]) for rows, piece in stacked]
         return torch.cat([rows for rows, _ in stacked], dim=1), _indices(runs).to(self._out.device, non_blocking=True)
-
-
-def item_key(item: MultimodalDataItem) -> ItemKey:
-    """What an item is known by: with the same encoder, equal keys mean equal rows."""
-    return (item.modality, item.identity if item.identity is not None else item.hash, item.num_tokens)

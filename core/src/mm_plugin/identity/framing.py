@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mm_plugin.arrays import is_tensor
 from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import Digests, digest
 
@@ -108,18 +109,12 @@ def _frame(value: Any, out: list[bytes]) -> None:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic) or _is_tensor(value)
+    return isinstance(value, np.ndarray | np.generic) or is_tensor(value)
 
 
 def _is_image(value: Any) -> bool:
     image = sys.modules.get("PIL.Image")
     return image is not None and isinstance(value, image.Image)
-
-
-def _is_tensor(value: Any) -> bool:
-    # Who holds a tensor has imported torch; who has not need not pay for it here.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def feature_digest(value: Any, digests: Digests | None = None) -> bytes:
@@ -174,7 +169,7 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
             raise UsageError(f"an array of dtype {array.dtype} has no identity", argument="feature")
         flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
         return array.dtype.name, list(np.shape(value)), flat.view(np.uint8)
-    if not _is_tensor(value):
+    if not is_tensor(value):
         raise UsageError(f"a value of type {type(value).__name__} is no array", argument="feature")
     import torch
 

@@ -6,13 +6,13 @@ Channels are averaged, then the audio is resampled. An audio input of the right 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
@@ -161,8 +161,7 @@ def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
 def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.ndarray, int]:
     """Given samples as [num_samples] float32 of their own memory, and their rate."""
     samples, rate = value.samples, value.sampling_rate
-    torch = sys.modules.get("torch")  # who brings a tensor has imported torch
-    if torch is not None and isinstance(samples, torch.Tensor) and samples.layout is torch.strided:
+    if is_tensor(samples) and is_dense(samples):
         samples = samples.detach().cpu()
         samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
     if isinstance(samples, list | tuple):

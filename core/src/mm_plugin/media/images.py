@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
@@ -220,10 +220,9 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
         MediaError: another shape or dtype.
         LimitError: an image has more pixels than `max_image_pixels`.
     """
-    torch = sys.modules.get("torch")  # who brings a tensor has imported torch
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_tensor(value):
         expected, channel = ("[n, 3, height, width]", 1) if batch else ("[3, height, width]", 0)
-        good = value.dtype == torch.uint8 and value.layout is torch.strided and value.ndim == 3 + batch
+        good = is_dense(value) and str(value.dtype) == "torch.uint8" and value.ndim == 3 + batch
     elif isinstance(value, np.ndarray):
         expected, channel = ("[n, height, width, 3]", 3) if batch else ("[height, width, 3]", 2)
         good = value.dtype == np.uint8 and value.ndim == 3 + batch
@@ -252,9 +251,8 @@ def raw_pixels(value: Any) -> int:
         return sum(map(raw_pixels, value))
     if isinstance(value, VideoFrames):
         return raw_pixels(value.frames)
-    torch = sys.modules.get("torch")
-    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
-        return math.prod(value.shape) // 3
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        return int(math.prod(value.shape)) // 3
     return 0
 
 
@@ -365,11 +363,9 @@ def _decoding(path: str, settings: Settings) -> Iterator[None]:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         limit = min(settings.max_image_pixels, 2 * (Image.MAX_IMAGE_PIXELS or settings.max_image_pixels))
-        raise LimitError(
-            f"{path}: more pixels than are opened on this machine, at most {limit} are accepted",
-            path=path,
-            setting="max_image_pixels",
-            limit=limit,
+        # Pillow's own bound on this machine, which may be below ours.
+        raise LimitError.exceeded(
+            "pixels", path=path, setting="max_image_pixels", limit=limit, value=None, fix="send a smaller image"
         ) from error
     except UnidentifiedImageError as error:
         raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -192,3 +193,15 @@ class AudioSamples(msgspec.Struct, frozen=True, eq=False):
 
     samples: Any
     sampling_rate: int
+
+
+def is_sampling(found: Any, frames: int) -> bool:
+    """Whether it names frames that a video of so many has."""
+    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
+        return False
+    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
+        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
+            return False
+    indices, times = found.indices, found.timestamps
+    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
+    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())

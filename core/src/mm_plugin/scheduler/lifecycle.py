@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mm_plugin.embed.rows import item_key
+from mm_plugin.cache.keys import ITEM_KEY_BYTES, item_key
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs import MultimodalInputs
 from mm_plugin.items import MultimodalDataItem
@@ -120,7 +120,7 @@ class RequestMedia:
             self._check_open()
             if self._retain == "feature":
                 return
-            held = {key[:3] for key in list(self.inputs.held_rows)}
+            held = {key[:ITEM_KEY_BYTES] for key in list(self.inputs.held_rows)}
             for item, given in zip(self.inputs.mm_items, self._given, strict=True):
                 # Where the prefix came from another request's KV cache, no step had rows to keep.
                 way_back = self._retain == "recipe" or item_key(item) in held

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mm_plugin.arrays import is_tensor
 from mm_plugin.errors import SpanError, UsageError
 from mm_plugin.inputs import MultimodalInputs, SpecialTokens
 from mm_plugin.items import MultimodalDataItem
@@ -153,7 +154,7 @@ def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs)
         raise UsageError(f"ids of type {kind!r} cannot hold sentinels: use 64-bit integers", argument="origin")
     if isinstance(origin, np.ndarray):
         origin[:] = padded
-    elif hasattr(origin, "detach"):  # a torch tensor, without importing torch
+    elif is_tensor(origin):
         origin[:] = origin.new_tensor(padded)
     elif hasattr(origin, "typecode"):
         origin[:] = type(origin)(origin.typecode, padded.tolist())

@@ -505,7 +505,7 @@ class Model:
                 raise Unlike(f"the text around {kind.modality.argument} depends on their size")
             return fields_of(kind, found)
 
-        key = (kind.modality, size, digest(frame(dict(kwargs))))
+        key = digest(frame([int(kind.modality), size, dict(kwargs)]))
         made: dict[str, np.ndarray]
         made, _ = self._layouts.get_or_compute(key, make, lambda fields: sum(value.nbytes for value in fields.values()))
         return made

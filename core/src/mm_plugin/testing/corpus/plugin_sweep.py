@@ -10,10 +10,10 @@ from mm_plugin.errors import RequestError
 from mm_plugin.testing.corpus.entries import CorpusEntry
 
 if TYPE_CHECKING:
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
-def sweep(processor: ModelProcessor, entries_: Iterable[CorpusEntry], *, may_refuse: Collection[str] = ()) -> list[str]:
+def sweep(processor: Processor, entries_: Iterable[CorpusEntry], *, may_refuse: Collection[str] = ()) -> list[str]:
     """Prepare every entry of a kind that the plugin takes: what can be read becomes an item, all else a `RequestError`.
 
     Args:
