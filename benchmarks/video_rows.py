@@ -1,4 +1,4 @@
-"""Rows over videos: frames to compact patches, and a long file of which few frames are looked at."""
+"""Rows over videos: frames to compact patches, and a long file from which few frames are sampled."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _long_video(processor: Any) -> Row:
         return _patches(torch.from_numpy(frames)[chosen].permute(0, 3, 1, 2), np.array([[4, 20, 28]]))
 
     return Row(
-        "a minute of 240 x 320 at 24 frames a second, 8 of them looked at",
+        "a minute of 240 x 320 at 24 frames per second, 8 of them sampled",
         ours,
         _check,
         Bar(0.5, "reference"),

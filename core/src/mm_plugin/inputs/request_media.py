@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, bytes
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
