@@ -20,7 +20,7 @@ from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope
+from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, flow
 from mm_plugin.spec import ModelSpec
 
 
@@ -269,24 +269,24 @@ def test_a_request_keeps_what_it_found_until_it_ends(open_busy: Open, gate: Gate
         future = pool.submit(processor.process, "<image> <image>", [maze(0), maze(1)])
         assert gate.begun.acquire(timeout=10)
         assert processor.cache_stats.pinned == 1
-        assert not processor._pipeline._cache.store.put("intruder", 1, 400)  # it would have to go for this
+        assert not processor._runtime.preprocess_store.put(b"intruder", 1, 400)  # it would have to go for this
         gate.release.set()
         assert len(future.result(10).mm_items) == 2
     stats = processor.cache_stats
     assert (stats.pinned, stats.evictions) == (0, 0)
-    assert processor._pipeline._cache.store.put("intruder", 1, 400)
+    assert processor._runtime.preprocess_store.put(b"intruder", 1, 400)
 
 
-def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open) -> None:
+def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     processor = open_busy()
-    original = processor._pipeline.finish
+    original = flow.finish
 
-    def finish(request: Any) -> Any:
+    def finish(model: Any, request: Any) -> Any:
         seen.append(processor.cache_stats.pinned)
-        return original(request)
+        return original(model, request)
 
-    processor._pipeline.finish = finish  # type: ignore[method-assign]
+    monkeypatch.setattr(flow, "finish", finish)
     for _ in range(2):
         processor.process("<image> <image>", [maze(0), maze(1)])
         asyncio.run(processor.process_async("<image> <image>", [maze(0), maze(0)]))
@@ -313,7 +313,8 @@ def test_an_error_leaves_no_pin_behind(open_busy: Open, gate: Gate, asynchronous
     assert (processor.cache_stats.pinned, processor.cache_stats.entries) == (0, 1)
 
 
-def test_a_step_that_outlives_a_failed_request_pins_nothing(open_busy: Open) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy: Open, asynchronous: bool) -> None:
     release, begun = threading.Event(), threading.Event()
 
     class Uneven(Processor):
@@ -322,17 +323,21 @@ def test_a_step_that_outlives_a_failed_request_pins_nothing(open_busy: Open) -> 
         def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
             if decoded.pixels.shape[0] == 3:
                 assert begun.wait(10)
+                threading.Timer(0.1, release.set).start()
                 raise ValueError("broken")
             begun.set()
             assert release.wait(10)
             return super().prepare(decoded, layout, options)
 
     processor = open_busy(Uneven)
+    media = [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)]
+    ask = (
+        (lambda: asyncio.run(processor.process_async("<image> <image>", media)))
+        if asynchronous
+        else (lambda: processor.process("<image> <image>", media))
+    )
     with pytest.raises(ProcessorError, match="broken"):
-        processor.process("<image> <image>", [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)])
-    assert processor.cache_stats.entries == 0  # the other is still at work
-    release.set()
-    settle(processor, 1)
+        ask()
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
 
 

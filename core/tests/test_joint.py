@@ -139,8 +139,8 @@ def test_a_request_without_media_needs_no_model(mosaic: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"expanded": True}, "expanded must be False"),
-        ({"on_overflow": "drop_oldest"}, "on_overflow must be 'error'"),
+        ({"expanded": True}, "expanded: .* it must be False"),
+        ({"on_overflow": "drop_oldest"}, "on_overflow: .* it must be 'error'"),
     ],
 )
 def test_what_needs_single_media_is_refused(mosaic: Any, arguments: dict[str, Any], said: str) -> None:
@@ -149,7 +149,7 @@ def test_what_needs_single_media_is_refused(mosaic: Any, arguments: dict[str, An
     with pytest.raises(UsageError, match="not token ids"):
         mosaic.process([IMAGE], [A])
     for call in (lambda: mosaic.count("image", (3, 3)), lambda: mosaic.prepare_item("image", A)):
-        with pytest.raises(UsageError, match="prepares a request as a whole"):
+        with pytest.raises(UsageError, match="prepares the media inputs of a request together"):
             call()
 
 
@@ -160,12 +160,12 @@ def test_limits_hold(open_words: Open, decodes: list[str]) -> None:
     with pytest.raises(LimitError, match="images\\[1\\]") as caught:
         opened(max_image_pixels=6).process("<image> <image>", [A, B])
     assert caught.value.setting == "max_image_pixels"
-    with pytest.raises(LimitError, match="2 media"):
+    with pytest.raises(LimitError, match="at most 1 media inputs, got 2"):
         opened(max_items=1).process("<image> <image>", [A, B])
     assert decodes == []
-    with pytest.raises(LimitError, match="images: takes 4 tokens"):
+    with pytest.raises(LimitError, match="images: expected at most 3 tokens, got 4"):
         opened(max_item_tokens=3).process("<image>", [B])
-    with pytest.raises(LimitError, match="5 tokens, at most 4"):
+    with pytest.raises(LimitError, match="at most 4 tokens in the expanded prompt, got 5"):
         opened().process("<image>", [B], max_prompt_tokens=4)
     assert len(opened().process("<image>", [B], max_prompt_tokens=5).input_ids) == 5
 
@@ -184,7 +184,7 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
     good = {"heights": np.array([1])}
     feature = np.zeros(3, dtype=np.uint8)
     wrong: list[tuple[Any, str]] = [
-        (None, "must return Whole"),
+        (None, "must return JointOutput"),
         (JointOutput(ids.astype(np.int32), [JointItem(Modality.IMAGE, row, feature, good)]), "int64"),
         (JointOutput(ids, []), "one item for each"),
         (JointOutput(ids, [JointItem(Modality.AUDIO, row, feature, good)]), "one item for each"),
@@ -203,4 +203,4 @@ def test_a_callers_hashes_are_left_aside_and_that_is_told(mosaic: Any, events: l
     plain = mosaic.process("<image>", [A]).mm_items[0].identity
     assert mosaic.process("<image>", [A], mm_hashes=["ab"]).mm_items[0].identity == plain
     (told,) = [event for event in events if isinstance(event, HashIgnored)]
-    assert (told.path, told.why) == ("mm_hashes", "the request is prepared as a whole")
+    assert (told.path, told.why) == ("mm_hashes", "the media inputs of the request are prepared together")

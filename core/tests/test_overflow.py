@@ -58,7 +58,9 @@ class Plain(Processor):
         return False
 
 
-def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[np.ndarray, int]:
     """Positions that stand still inside a media input, so that it shows where each of them lies."""
     still = np.zeros(seq, dtype=np.int64)
     for item in items:
@@ -188,7 +190,7 @@ def test_spans_positions_and_marks_of_what_remains_by_hand(open_two: Open) -> No
 @pytest.mark.case("2.4")
 def test_the_default_is_to_refuse(open_two: Open, decodes: list[str]) -> None:
     for arguments in ({}, {"on_overflow": "error"}):
-        with pytest.raises(LimitError, match="22 tokens, at most 21") as caught:
+        with pytest.raises(LimitError, match="at most 21 tokens in the expanded prompt, got 22") as caught:
             open_two().process(PROMPT, [A, B, C], max_prompt_tokens=21, **arguments)
         assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_prompt_tokens", 21, 22)
     assert decodes == []
@@ -209,7 +211,7 @@ def test_a_policy_without_a_limit_or_within_it_changes_nothing(
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
 def test_text_that_is_too_long_by_itself_is_refused(open_two: Open, decodes: list[str], policy: Any) -> None:
     processor = open_two()
-    with pytest.raises(LimitError, match="4 tokens, at most 3"):
+    with pytest.raises(LimitError, match="at most 3 tokens in the expanded prompt, got 4"):
         processor.process(PROMPT, [A, B, C], max_prompt_tokens=3, on_overflow=policy)
     assert decodes == []
     assert processor.cache_stats.pinned == 0

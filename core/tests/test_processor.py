@@ -37,7 +37,7 @@ from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Processor
+from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor, OptionScope, Processor
 from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
@@ -553,7 +553,7 @@ def test_the_limit_is_on_the_expanded_prompt_and_comes_before_decoding(
         assert len(process().input_ids) == 18
         assert sorted(decodes) == ["images[0]", "images[1]"]
         return
-    with pytest.raises(LimitError, match="18 tokens, at most 17") as caught:
+    with pytest.raises(LimitError, match="at most 17 tokens in the expanded prompt, got 18") as caught:
         process()
     error = caught.value
     assert (error.setting, error.limit, error.value, error.path) == ("max_prompt_tokens", 17, 18, "prompt")
@@ -575,7 +575,7 @@ def test_too_many_media_are_refused_before_any_is_opened(open_tiny: Open, decode
     processor = open_tiny(limits={"max_items": 3})
     assert len(processor.process([IMAGE] * 3, [img()] * 3).mm_items) == 3
     decodes.clear()
-    with pytest.raises(LimitError, match="4 media in one request, at most 3") as caught:
+    with pytest.raises(LimitError, match="at most 3 media inputs, got 4") as caught:
         processor.process([IMAGE] * 4, [b"garbage"] * 4)
     assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_items", 3, 4)
     assert decodes == []
@@ -585,7 +585,7 @@ def test_a_media_of_too_many_tokens_is_refused_before_decoding(open_tiny: Open, 
     processor = open_tiny(limits={"max_item_tokens": 8})
     assert len(processor.process("<image>", [png(0, 6, 9)]).input_ids) == 8
     decodes.clear()
-    with pytest.raises(LimitError, match=r"images\[1\]: takes 10 tokens, at most 8") as caught:
+    with pytest.raises(LimitError, match=r"images\[1\]: expected at most 8 tokens, got 10") as caught:
         processor.process("<image> <image>", [png(0, 6, 9), png(0, 6, 13)])
     assert (caught.value.setting, caught.value.path) == ("max_item_tokens", "images[1]")
     assert decodes == []
@@ -655,7 +655,17 @@ def test_every_option_that_changes_the_output_is_in_the_key(open_tiny: Open, dec
 
 
 def test_an_option_of_another_modality_is_not_in_the_key(open_tiny: Open, decodes: list[str]) -> None:
-    processor = open_tiny()
+    class WithAudio(Tiny, AcceptsAudio):
+        def sampling_rate(self, options: Options) -> int:
+            raise NotImplementedError
+
+    both = msgspec.structs.replace(
+        SPEC,
+        modalities=(Modality.IMAGE, Modality.AUDIO),
+        placeholders={Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"},
+        fields={Modality.IMAGE: ("grid",), Modality.AUDIO: ()},
+    )
+    processor = open_tiny(WithAudio, spec=both)
     assert identity(processor, png(), pitch=1) == identity(processor, png(), pitch=2) == identity(processor, png())
     assert len(decodes) == 1
 
@@ -807,7 +817,7 @@ def test_expanded_ids_hold_no_placeholder_but_those_of_the_media(open_tiny: Open
     with pytest.raises(PlaceholderError) as caught:
         processor.process([*ids[:place], IMAGE, *ids[place:]], [png()], expanded=True)
     assert caught.value.path == "prompt"
-    with pytest.raises(PlaceholderError, match="holds 6 <image>, its images stand for 0"):
+    with pytest.raises(PlaceholderError, match="expected 0 <image> for the images that were given, got 6"):
         processor.process(ids, expanded=True)
 
 
@@ -933,11 +943,13 @@ def test_sixteen_threads_get_what_one_gets(open_tiny: Open, cache_bytes: int) ->
 def test_positions_of_a_plugin_are_asked_with_the_items(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, Any]] = []
 
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+    def positions(
+        items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[np.ndarray, int]:
         asked.append((len(items), seq, config["vocab_size"]))
         return np.zeros((3, seq), dtype=np.int64), -4
 
-    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         raise LookupError("lost")
 
     original = ModelSpec.load
@@ -982,7 +994,7 @@ def test_a_request_inside_the_executors_own_threads_ends(open_tiny: Open, execut
 def test_positions_that_no_model_can_read_are_the_plugins_fault(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         assert seq == 8
         return wrong
 

@@ -43,14 +43,14 @@ def test_nothing_is_made_or_asked_for_until_it_is_read() -> None:
         return MemoryStore(capacity_bytes)
 
     before = threading.active_count()
-    settings = Settings(store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12)
+    settings = Settings(preprocess_store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12)
     with Runtime(settings, services=services, make_store=make_store) as runtime:
         assert asked == []
         assert runtime.preprocess_cache is runtime.preprocess_cache
         assert runtime.preprocess_cache.store is runtime.preprocess_store
         assert asked == [("kept", 11)]
         assert runtime.embedding_cache is runtime.embedding_cache
-        assert asked == [("kept", 11), ("kept", 12)]
+        assert asked == [("kept", 11), ("memory", 12)]
         assert runtime.observers is runtime.observers
         assert runtime.digests is runtime.digests
         assert asked[2:] == ["observers", "digests"]
@@ -69,7 +69,7 @@ def test_observers_are_the_services_of_that_kind() -> None:
 def test_without_a_maker_there_are_stores_in_memory_alone() -> None:
     assert isinstance(Runtime(Settings()).preprocess_store, MemoryStore)
     with pytest.raises(UsageError, match="expected 'memory', got 'kept'"):
-        Runtime(Settings(store="kept")).preprocess_store  # noqa: B018
+        Runtime(Settings(preprocess_store="kept")).preprocess_store  # noqa: B018
 
 
 def test_what_was_given_is_used_and_left_open() -> None:

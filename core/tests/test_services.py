@@ -16,6 +16,7 @@ from mm_plugin import (
     Registry,
     UsageError,
 )
+from mm_plugin.cache import MemoryStore
 from mm_plugin.events import FallbackUsed
 
 HEADER = "from mm_plugin import Modality, ModelSpec, hookimpl\n"
@@ -129,7 +130,9 @@ def store_log(site: Any) -> Callable[[], list[Any]]:
 def test_a_store_of_a_plugin_is_made_by_name_and_closed_with_the_registry(
     store_log: Any, site: Any, open_registry: Any
 ) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12)
+    registry = open_registry(
+        preprocess_store="kept", embedding_store="kept", preprocess_cache_bytes=11, embedding_cache_bytes=12
+    )
     assert site.imports("keeper") == 0
     assert registry.preprocess_store.capacity_bytes == 11
     assert registry.preprocess_store is registry.preprocess_store
@@ -137,6 +140,14 @@ def test_a_store_of_a_plugin_is_made_by_name_and_closed_with_the_registry(
     registry.close()
     registry.close()
     assert sorted(store_log()) == [("close", 11), ("close", 12)]
+
+
+@pytest.mark.parametrize("setting", ["preprocess_store", "embedding_store"])
+def test_each_cache_has_a_store_of_its_own_kind(setting: str, store_log: Any, open_registry: Any) -> None:
+    registry = open_registry(**{setting: "kept"})
+    prepared, embeddings = registry.preprocess_store, registry.embedding_cache.store
+    assert isinstance(prepared, MemoryStore) == (setting == "embedding_store")
+    assert isinstance(embeddings, MemoryStore) == (setting == "preprocess_store")
 
 
 def test_a_store_that_cannot_be_made_names_the_plugin(store_log: Any, open_registry: Any) -> None:
@@ -170,7 +181,7 @@ def test_a_store_of_a_broken_or_disputed_plugin_is_refused(site: Any, open_regis
 
 @pytest.mark.parametrize("first", ["executor", "preprocess_store"])
 def test_the_executor_is_idle_before_a_store_is_closed(first: str, store_log: Any, open_registry: Any) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=11, threads=1)
+    registry = open_registry(preprocess_store="kept", preprocess_cache_bytes=11, threads=1)
     getattr(registry, first)
     store, started = registry.preprocess_store, threading.Event()
 
@@ -186,7 +197,9 @@ def test_the_executor_is_idle_before_a_store_is_closed(first: str, store_log: An
 
 
 def test_a_store_that_cannot_be_closed_keeps_nothing_else_open(store_log: Any, open_registry: Any, log: Any) -> None:
-    registry = open_registry(store="kept", preprocess_cache_bytes=13, embedding_cache_bytes=12)
+    registry = open_registry(
+        preprocess_store="kept", embedding_store="kept", preprocess_cache_bytes=13, embedding_cache_bytes=12
+    )
     pool = registry.executor
     assert registry.embedding_cache is not registry.preprocess_store
     registry.close()

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import (
+    AcceptsVideos,
     BaseOptions,
     DecodedMedia,
     Modality,
@@ -20,8 +21,10 @@ from mm_plugin import (
     OptionScope,
     Processor,
     Replacement,
+    Sampling,
     Settings,
     Size,
+    VideoSize,
 )
 from mm_plugin.demo import sample_images
 from mm_plugin.runtime import Runtime
@@ -35,9 +38,9 @@ TEMPLATE = (
 SPEC = ModelSpec(
     name="kit",
     output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("size",)},
+    modalities=(Modality.IMAGE, Modality.VIDEO),
+    placeholders={Modality.IMAGE: "<image>", Modality.VIDEO: "<video>"},
+    fields={Modality.IMAGE: ("size",), Modality.VIDEO: ("size",)},
     padding="runs",
     processor="kit:Right",
     encoder="kit:Encoder",
@@ -53,7 +56,7 @@ class Checkpoint:
         tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.add_special_tokens(
-            [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>")]
+            [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>", "<video>")]
         )
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
 
@@ -68,8 +71,11 @@ class Options(BaseOptions, frozen=True, kw_only=True):
     fixed: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
-class Right(ModelProcessor):
+class Right(ModelProcessor, AcceptsVideos):
     Options = Options
+
+    def sample(self, size: VideoSize, options: Any) -> Sampling:
+        raise NotImplementedError
 
     def context(self, counts: Mapping[Modality, int]) -> None:
         return None
@@ -129,7 +135,10 @@ def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (ReadsAnothersOption, "rate=12 on images changes the output, and For says that it is not about them"),
+        (
+            ReadsAnothersOption,
+            "rate=12 on images changes the output, and its OptionScope says that it is not about them",
+        ),
         (DeclaresWrongly, "size=16 on images changes the output"),
     ],
 )

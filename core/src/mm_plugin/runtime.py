@@ -144,7 +144,9 @@ class Runtime:
         with self._lock:
             self.check_open()
             if self._preprocess_store is None:
-                self._preprocess_store = self._new_store(self.settings.preprocess_cache_bytes)
+                self._preprocess_store = self._new_store(
+                    self.settings.preprocess_store, self.settings.preprocess_cache_bytes
+                )
             return self._preprocess_store
 
     @property
@@ -174,7 +176,9 @@ class Runtime:
             self.check_open()
             if self._embedding_cache is None:
                 capacity = self.settings.embedding_cache_bytes
-                self._embedding_cache = EmbeddingCache(capacity, store=self._new_store(capacity))
+                self._embedding_cache = EmbeddingCache(
+                    capacity, store=self._new_store(self.settings.embedding_store, capacity)
+                )
             return self._embedding_cache
 
     @property
@@ -253,8 +257,8 @@ class Runtime:
     ) -> None:
         self.close()
 
-    def _new_store(self, capacity_bytes: int) -> Store:
-        store = self._make_store(self.settings.store, capacity_bytes)
+    def _new_store(self, name: str, capacity_bytes: int) -> Store:
+        store = self._make_store(name, capacity_bytes)
         self.own(store.close)
         return store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 
 _FIRST_SWEEP = 4_096  # entries before those that are gone are removed
 
@@ -17,7 +17,7 @@ class HeldEmbeddings:
         >>> from mm_plugin.cache import HeldEmbeddings
         >>> from mm_plugin.inputs import Encoded
         >>> held = HeldEmbeddings()
-        >>> embeddings = Encoded(rows=None)
+        >>> embeddings = Encoded(embeddings=None)
         >>> held.add(b"key", embeddings)
         >>> held.get(b"key") is embeddings
         True
@@ -56,7 +56,8 @@ class HeldEmbeddings:
 
     def clear(self) -> None:
         """Forget all."""
-        self._references.clear()
+        with self._sweeping:  # or a sweep could put one back
+            self._references.clear()
 
     def __len__(self) -> int:
         """Entries, with those that are gone and not yet swept."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mm_plugin.cache.pins import Pins
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.sources import is_remote
 from mm_plugin.processor import joint
@@ -113,8 +113,7 @@ def _perform(command: Call | Each | Fetch, executor: Executor) -> Any:
         return command.function()
     if isinstance(command, Fetch):
         return command.items  # a source reads its URL when it is opened
-    found = run_each(executor, command.function, command.items)
-    return _all(found)
+    return _all(run_each(executor, command.function, command.items))
 
 
 async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:

@@ -46,6 +46,7 @@ def open_encoder(
     _check_placement(device, dtype)
     plugin, spec, checkpoint = _open(catalog, runtime, source, choice)
     cls = load_reference(plugin, spec, "encoder")
+    embed = None if spec.embed is None else load_reference(plugin, spec, "embed")
     # Its own view of the checkpoint: only what this encoder reads tells its weights from others.
     checkpoint = checkpoint.view()
     with translate_errors(plugin, EncoderError, f"the encoder of {spec.name} could not be opened"):
@@ -57,6 +58,7 @@ def open_encoder(
             device=device,
             owner=plugin.owner,
             observers=runtime.observers,
+            embed=embed,
         )
         return encoder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mm_plugin.cache.pins import Pins
@@ -28,20 +29,8 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
             lambda indices: preparer.prepare([tasks[index] for index in indices]),
             lambda prepared: prepared.num_bytes,
         )
-        try:
-            error = first_error(
-                [
-                    renamed(value, item.path) if isinstance(value, Exception) else value
-                    for item, (value, _) in zip(missing, answers, strict=True)
-                ]
-            )
-            if error is not None:
-                raise error
-        finally:
-            error = (
-                None  # its traceback holds this frame, and a frame that held it too would keep every media input alive
-            )
-            tasks.clear()
+        tasks.clear()
+        _raise_first(missing, answers)
         for item in missing:
             pins.take(item.key)
         seconds = time.perf_counter() - began
@@ -51,6 +40,22 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
         value, cached = found.get(id(item), (item.prepared, item.cached))
         ready.append(_ready(item, value, cached, seconds if id(item) in found else 0.0))
     return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
+
+
+def _raise_first(missing: Sequence[MeasuredItem], answers: list[tuple[Any, bool]]) -> None:
+    """Raise the first error in order; its traceback must not lead to itself, which would keep every media input alive."""
+    error = first_error(
+        [
+            renamed(value, item.path) if isinstance(value, Exception) else value
+            for item, (value, _) in zip(missing, answers, strict=True)
+        ]
+    )
+    if error is not None:
+        answers.clear()
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> PrepareTask:
