@@ -64,7 +64,7 @@ class Site:
         self.packages: list[str] = []
 
     def hooks(self, *specs: Mapping[str, Any], services: str = "") -> str:
-        """ImageSource of a hooks module that declares these models."""
+        """Source of a hooks module that declares these models."""
         lines = ["from mm_plugin import Modality, ModelSpec, hookimpl"]
         if specs:
             lines += ["@hookimpl", "def mm_register_models():", "    return ["]
@@ -73,7 +73,7 @@ class Site:
         return "\n".join([*lines, services, ""])
 
     def spec(self, name: str = "tiny", **arguments: Any) -> str:
-        """ImageSource of a ModelSpec for one modality; every argument can be overridden."""
+        """Source of a ModelSpec for one modality; every argument can be overridden."""
         given = {
             "name": repr(name),
             "output_version": "1",

@@ -211,7 +211,7 @@ def test_errors_of_ours_never_leave_as_a_traceback(
     def fail(**_: Any) -> int:
         raise MMPluginError("it went wrong")
 
-    monkeypatch.setattr("mm_plugin.cli.plugins.list_plugins", fail)
+    monkeypatch.setattr("mm_plugin.cli.list.list_plugins", fail)
     assert main(["list"]) == 2
     assert capsys.readouterr().err == "mm-plugin: it went wrong\n"
 

@@ -188,7 +188,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
         HEADER + "@hookimpl\ndef mm_register_models():\n    return ModelSpec(name='x')\n",
         {"stage": "register", "code": "hook_error", "error_type": "TypeError"},
     ),
-    "services that are no mapping": (
+    "services that are not a mapping": (
         HEADER + "@hookimpl\ndef mm_register_stores():\n    return [1]\n",
         {"stage": "register", "code": "bad_service"},
     ),
@@ -383,7 +383,7 @@ CLASSES = {
 
 @pytest.fixture
 def half(site: Any) -> Callable[[str | None], None]:
-    """Installs a plugin whose hooks are audio and whose processor is what the test says."""
+    """Installs a plugin whose hooks work and whose processor is what the test says."""
 
     def install(source: str | None) -> None:
         hooks = site.hooks({"architectures": ("Half",), "processor": "half.parts:Processor"})

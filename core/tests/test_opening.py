@@ -26,7 +26,7 @@ def record_of(registry: Registry, name: str) -> PluginRecord:
     return found
 
 
-SPECIALISE = """
+SPECIALIZE = """
 import msgspec
 from mm_plugin import UsageError
 
@@ -53,7 +53,7 @@ def checkpoint(folder: Path, **config: Any) -> Path:
 
 def with_specialist(site: Any) -> None:
     source = site.hooks({"name": "base", "specialize": "catch_all.learn:specialize"})
-    site.install("catch-all", source, plugin="any", fallback=["any"], files={"catch_all/learn.py": SPECIALISE})
+    site.install("catch-all", source, plugin="any", fallback=["any"], files={"catch_all/learn.py": SPECIALIZE})
 
 
 def test_a_plugin_makes_its_spec_for_a_checkpoint_and_its_record_says_so(

@@ -75,7 +75,7 @@ REFUSED: list[dict[str, Any]] = [
     {"text_config": {"architectures": ["A"], "model_type": "a"}},
     {"language_config": {"model_type": "a"}, "model_type": "unknown"},
     {"architectures": [], "vision_config": {"model_type": "a"}},
-    # An architecture is no model type, and the other way round.
+    # A model type is not an architecture, and an architecture not a model type.
     {"model_type": "A"},
     {"architectures": ["a"]},
     {"model_type": 3},
@@ -279,7 +279,7 @@ def test_always_is_no_reason_to_pass_over_a_plugin_that_works(site: Any, open_re
     assert registry.resolve(ASKED, fallback="always").name == "good-dist"
     assert registry.resolve({"architectures": ["Bad", GOOD]}, fallback="always").name == "good-dist"
     assert registry.resolve({"architectures": ["Unknown"]}, fallback="always").name == "catch-all"
-    # Whoever wants the fallback in its place names it.
+    # A caller that wants the fallback instead names it.
     assert registry.resolve(ASKED, plugin="any").name == "catch-all"
 
 

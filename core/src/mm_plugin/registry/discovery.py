@@ -25,7 +25,7 @@ logger = logging.getLogger("mm_plugin")
 
 
 class Catalog:
-    """The installed plugins, who claims what, and notices: all that the modules of this package share. Final.
+    """The installed plugins, their claims, and notices: what the modules of this package share. Final.
 
     Example:
         >>> from mm_plugin.settings import Settings
@@ -35,9 +35,9 @@ class Catalog:
 
     Attributes:
         settings: which plugins are enabled, and whether the first fault is raised.
-        lock: held while a plugin is imported and while its state changes. Nothing that waits for another lock may run under
-            it, except for the import of a plugin.
-        plugins: every installed plugin, by name.
+        lock: held while a plugin is imported and while its state changes. Apart from a plugin's own code, nothing that takes
+            another lock runs under it.
+        plugins: every installed plugin, sorted by name.
         notices: faults that belong to no plugin, one line each.
     """
 
@@ -74,7 +74,7 @@ class Catalog:
         return sorted(name for kind, name in self._claims if kind == group.kind)
 
     def served(self, group: ClaimGroup) -> tuple[str, ...]:
-        """The names that exactly one enabled plugin claims that is not known to be broken, sorted."""
+        """The names with exactly one enabled claimant, unless it is known to be broken, sorted."""
 
         def serves(plugins: Sequence[Plugin]) -> bool:
             enabled = [plugin for plugin in plugins if plugin.enabled]
@@ -97,7 +97,7 @@ class Catalog:
         logger.warning("mm-plugin: %s", text)
 
     def add(self, plugins: Iterable[Plugin]) -> None:
-        """Take in plugins with their claims; those that the settings disable are in the claims too."""
+        """Add plugins with their claims."""
         self.plugins = sorted([*self.plugins, *plugins], key=lambda plugin: (plugin.name, plugin.module))
         self._claims = {}
         for plugin in self.plugins:
@@ -106,7 +106,7 @@ class Catalog:
                     self._claims.setdefault((kind, name), []).append(plugin)
 
     def shared(self) -> list[tuple[ClaimGroup, str, list[Plugin]]]:
-        """Every exclusive claim that more than one enabled plugin makes."""
+        """The exclusive claims that more than one enabled plugin makes: group, name, plugins."""
         found = []
         for (kind, name), plugins in self._claims.items():
             enabled = [plugin for plugin in plugins if plugin.enabled]
@@ -211,11 +211,11 @@ def _name(dist: Any) -> str:
         return "(unnamed)"
 
 
-# -------------------------------------------------------------------- what is enabled
+# -------------------------------------------------------------------- disabled plugins and conflicts
 
 
 def _apply_settings(catalog: Catalog) -> None:
-    """Disable what the allow-list and the block-list say; a name that matches no plugin is a notice."""
+    """Apply the allow-list and the block-list; a name that matches no plugin is a notice."""
     settings = catalog.settings
     known = sorted({plugin.name for plugin in catalog.plugins})
     for variable, names in (("MM_PLUGIN_ONLY", settings.only), ("MM_PLUGIN_DISABLED", settings.disabled)):
@@ -236,7 +236,7 @@ def _disable(plugin: Plugin, why: str, hint: str) -> None:
 
 
 def _find_conflicts(catalog: Catalog) -> None:
-    """Two plugins of one name, or with one exclusive claim, are a conflict that names both."""
+    """Mark plugins that share a name or an exclusive claim; the conflict names each of them."""
     names: dict[str, list[Plugin]] = {}
     for plugin in catalog.plugins:
         if plugin.state == "available":

@@ -1,6 +1,6 @@
 """Imports a plugin, checks it, and records why it cannot be used. With `hookspecs` the only importer of pluggy.
 
-Each plugin is registered in a plugin manager of its own, and what a failed import left of it is removed: a broken plugin
+Each plugin is registered in a plugin manager of its own, and what a failed import left is removed, so that a broken plugin
 leaves nothing in the process and cannot affect another.
 """
 
@@ -57,9 +57,9 @@ def load(catalog: Catalog, plugin: Plugin, *, chosen: bool = False) -> bool:
     """Import and register a plugin once.
 
     Args:
-        catalog: where it is listed.
-        plugin: the plugin.
-        chosen: the caller wants this one, so another plugin with the same claim does not matter.
+        catalog: the installed plugins.
+        plugin: one of them.
+        chosen: the caller chose this plugin, so that another one with the same claim does not matter.
 
     Returns:
         Whether it is loaded; its record says why not.
@@ -140,13 +140,13 @@ def load_reference(plugin: Plugin, spec: ModelSpec, field: str) -> Any:
 
 
 def record_failure(plugin: Plugin, stage: str, error: BaseException, seconds: float) -> None:
-    """Put a plugin out of use, and log one line; the traceback is in its record and in the debug log.
+    """Take a plugin out of use and log one line; the traceback goes into its record and the debug log.
 
     Args:
         plugin: the plugin.
-        stage: what was being done, as in `PluginRecord.stage`.
-        error: what went wrong.
-        seconds: how long it took.
+        stage: where it failed, as in `PluginRecord.stage`.
+        error: the exception.
+        seconds: time spent until then.
     """
     code, hint, missing = _diagnose(plugin, stage, error)
     found_by_us = isinstance(error, Refusal)

@@ -1,4 +1,4 @@
-"""`Plugin`: one installed plugin as the registry works with it, and errors that say whose fault a failure is."""
+"""`Plugin`: one installed plugin as the registry sees it, and errors that name the plugin at fault."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Plugin:
 
     @property
     def disputed(self) -> bool:
-        """Whether another plugin claims something that it claims; a caller's choice, or another claim, can still be served."""
+        """Whether another plugin makes one of its claims; its other claims, and callers that choose it, are still served."""
         return self.facts.get("code") == "claim_conflict"
 
     def record(self) -> PluginRecord:
@@ -85,11 +85,11 @@ class Plugin:
         )
 
     def refuse(self, state: State, **facts: Any) -> None:
-        """Put it out of use, with fields of the record that say why."""
+        """Take it out of use, with the fields of the record that say why."""
         self.state, self.facts = state, facts
 
     def load_error(self) -> PluginLoadError:
-        """The error that its record amounts to."""
+        """Its record as an error."""
         record = self.record()
         return PluginLoadError(record.summary(), record=record, **self.owner)
 
@@ -104,7 +104,7 @@ class Plugin:
         return last
 
     def holds(self, module: str) -> bool:
-        """Whether a module, by its whole name, is of the plugin's own top-level package."""
+        """Whether a module, given by its full name, belongs to the plugin's top-level package."""
         return module.partition(".")[0] == self.module.partition(".")[0]
 
 
@@ -118,8 +118,8 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
         what: what failed, for the message.
 
     Raises:
-        UsageError, PluginError: as they were raised; they say already whose fault it is.
-        PluginError: of class `kind`, for everything else but a keyboard interrupt.
+        UsageError, PluginError: unchanged; they name the party at fault already.
+        PluginError: of class `kind`, for every other exception but a keyboard interrupt.
     """
     try:
         yield
@@ -136,7 +136,7 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's message, or its class if it has none or its own code fails to give it."""
+    """An exception's message, or the name of its class if the message is empty or cannot be read."""
     return _quietly(lambda: str(error), "") or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""`Registry`: what a server calls to find and open models. A facade: a catalog finds, a runtime owns."""
+"""`Registry`: what a server calls to find and open models. A facade over a catalog and a runtime."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ class Registry:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Every architecture that exactly one enabled plugin claims that is not known to be broken, sorted."""
+        """Every architecture with exactly one enabled claimant, unless it is known to be broken, sorted."""
         return self.catalog.served(ARCHITECTURES)
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """Every model type that exactly one enabled plugin claims that is not known to be broken, sorted."""
+        """Every model type with exactly one enabled claimant, unless it is known to be broken, sorted."""
         return self.catalog.served(MODEL_TYPES)
 
     def fingerprint(self) -> str:
