@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mm_plugin.items import MultimodalDataItem
     from mm_plugin.processor.processor import Processor
 
-
 # Items that fit side by side in a terminal of 80 columns.
 _ITEMS_ABREAST = 2
 _FRAMES_NAMED = 12
@@ -82,9 +81,6 @@ def demo(
 
     Returns:
         0 if every comparison holds, else 1.
-
-    Raises:
-        UsageError: no such plugin, no demo, or a file that cannot be read or written.
     """
     console = Console()
     _check_writable(out)
@@ -227,15 +223,13 @@ class _Show:
         self._row(
             table,
             f"{parts} chunks of {self._chunk} against one pass",
-            _largest_difference(chunked, whole),
+            _difference(chunked, whole),
             1e-5,
             calls_chunked,
         )
         name = self._demo.reference_name
-        self._row(
-            table, f"embeddings against {name}", _largest_difference(whole, reference.input_embeds), 1e-4, calls_whole
-        )
-        self._row(table, f"logits against {name}", _largest_difference(logits, reference.logits), 1e-4)
+        self._row(table, f"embeddings against {name}", _difference(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, f"logits against {name}", _difference(logits, reference.logits), 1e-4)
         if reference.position_ids is not None and output.mrope_positions is not None:
             largest = int(np.abs(output.mrope_positions - reference.position_ids).max())
             self._row(table, f"positions against {name}", largest, 0)
@@ -345,9 +339,8 @@ def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) ->
             # Built in another folder and renamed, so that an interrupted build is never used.
             built = Path(tempfile.mkdtemp(prefix="building-", dir=root))
         except OSError as error:
-            raise UsageError(
-                f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME", argument="cache"
-            ) from error
+            message = f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME"
+            raise UsageError(message, argument="cache") from error
         try:
             shown.make_checkpoint(built)
             built.rename(folder)
@@ -400,5 +393,5 @@ def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _largest_difference(left: Any, right: Any) -> float:
+def _difference(left: Any, right: Any) -> float:
     return float((left - right).abs().max())
