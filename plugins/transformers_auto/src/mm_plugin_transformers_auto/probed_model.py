@@ -136,7 +136,7 @@ class ProbedModel:
                 raise NotComposable(f"the text around {traits.modality.argument} depends on their size")
             return found.fields(traits)
 
-        key = (traits.modality, size, digest(frame(dict(kwargs))))
+        key = digest(frame([int(traits.modality), list(size), dict(kwargs)]))
         made: dict[str, np.ndarray]
         made, _ = self._layouts.get_or_compute(key, make, lambda fields: sum(value.nbytes for value in fields.values()))
         return made
