@@ -69,7 +69,7 @@ class BothModel(PreTrainedModel):
 
 
 @pytest.fixture
-def processor(registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def processor(registry: Any, checkpoint: Get, composable: Get, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     tokenizer = tiny_tokenizer(FAMILY)
     parts = FAMILIES["llava"].processor["image_processor"], FAMILIES["qwen2_audio"].processor["feature_extractor"]
     image_settings = {key: value for key, value in parts[0].items() if key != "image_processor_type"}
@@ -84,7 +84,7 @@ def processor(registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(
         "mm_plugin_transformers_auto.specialize.open_checkpoint", lambda _: Opened(config, BothModel, both)
     )
-    return registry.load_processor(checkpoint("llava"))
+    return composable(registry.load_processor(checkpoint("llava")))
 
 
 def test_a_prompt_with_both_is_composed_as_the_processor_does(processor: Any, probed: Get, make_image: Any) -> None:

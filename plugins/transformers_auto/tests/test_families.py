@@ -46,18 +46,18 @@ def whole_request(processor: Any, family: Family, prompt: str, images: list[Imag
 
 def logits_of(model: Any, whole: dict[str, Any], output: Any, step: Any) -> torch.Tensor:
     """The language model's logits on embeddings that were computed elsewhere."""
-    marks = {name: whole[name] for name in ("token_type_ids", "mm_token_type_ids") if name in whole}
+    extra = {name: whole[name] for name in ("token_type_ids", "mm_token_type_ids") if name in whole}
     if output.mrope_positions is not None:
-        marks = {"position_ids": torch.from_numpy(output.mrope_positions)[:, None]}
+        extra = {"position_ids": torch.from_numpy(output.mrope_positions)[:, None]}
     with torch.no_grad():
         if step.deepstack is None:
-            found: torch.Tensor = model(inputs_embeds=step.input_embeds[None], **marks).logits[0]
+            found: torch.Tensor = model(inputs_embeds=step.input_embeds[None], **extra).logits[0]
             return found
         rows, index = step.deepstack
         mask = torch.zeros(1, len(output.input_ids), dtype=torch.bool)
         mask[0, index] = True
         inside = model.model.language_model(
-            inputs_embeds=step.input_embeds[None], visual_pos_masks=mask, deepstack_visual_embeds=list(rows), **marks
+            inputs_embeds=step.input_embeds[None], visual_pos_masks=mask, deepstack_visual_embeds=list(rows), **extra
         )
         return model.lm_head(inside.last_hidden_state)[0]  # type: ignore[no-any-return]
 

@@ -68,7 +68,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     seen: list[str] = []
     original = ImageSource.decode
-    monkeypatch.setattr(ImageSource, "decode", lambda self, **a: seen.append(self.path) or original(self, **a))
+    monkeypatch.setattr(ImageSource, "decode", lambda self, *s, **a: seen.append(self.path) or original(self, *s, **a))
     return seen
 
 

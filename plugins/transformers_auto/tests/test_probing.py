@@ -112,7 +112,7 @@ def test_a_processor_whose_media_are_not_independent_prepares_requests_jointly(
 
 
 def test_a_difference_by_rounding_alone_is_named(changed: Any) -> None:
-    """It depends on the machine, not on the model, and whoever operates it may be able to prevent it."""
+    """It depends on the machine, not on the model, and an operator may be able to prevent it."""
     said = changed("llava", other_last_bits_in_company).joint_reason
     assert said.startswith(
         "pixel_values of several images differ from those of each of them alone by rounding (at most "

@@ -54,7 +54,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
             dtype: torch dtype, or None for the checkpoint's own.
 
         Raises:
-            UsageError: the checkpoint's tensors do not fit the model, its language model cannot be told from the rest, or the
+            UsageError: the checkpoint's tensors do not fit the model, its language model cannot be separated from the rest, or the
                 model writes other embeddings than it computes.
         """
         probed = ProbedModel.of(checkpoint)
@@ -80,7 +80,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         on_device = {name: self._cast(value, name == traits.feature_name) for name, value in tensors.items()}
         try:
             written = self._written(traits, given, on_device)[0]
-            rows, _ = self._rows(traits, on_device, int((ids == traits.embed_token_id).sum()))
+            embeddings, _ = self._embeddings(traits, on_device, int((ids == traits.embed_token_id).sum()))
         except Exception as error:
             logger.warning(
                 "mm-plugin: embeddings of %s for %s could not be compared with those that it writes itself: %s: %s",
@@ -90,7 +90,9 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         there = ~torch.isnan(written).any(dim=-1)  # [n]
         self._check_positions(traits, ids, there.cpu().numpy(), checkpoint)
         own = written[there]
-        if own.shape != rows.shape or not torch.allclose(own, rows, rtol=1e-2, atol=1e-2 * float(rows.abs().max())):
+        if own.shape != embeddings.shape or not torch.allclose(
+            own, embeddings, rtol=1e-2, atol=1e-2 * float(embeddings.abs().max())
+        ):
             raise UsageError(
                 f"{checkpoint.folder}: {type(self._model).__name__} writes other embeddings of its {traits.modality.argument} "
                 f"into its text embeddings than {_METHODS[traits.modality]} returns; it needs a plugin of its own",
@@ -137,15 +139,15 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
             tensors[name] = self._cast(joined, is_feature)
         counts = [item.num_tokens for item in items]
         with torch.inference_mode():
-            rows, deepstack = self._rows(traits, tensors, sum(counts))
-        if len(rows) != sum(counts):
+            embeddings, deepstack = self._embeddings(traits, tensors, sum(counts))
+        if len(embeddings) != sum(counts):
             raise EncoderError(
                 f"{type(self._model).__name__} must return one embedding for each of {sum(counts)} tokens of its "
-                f"{traits.modality.argument}, returned {len(rows)}",
+                f"{traits.modality.argument}, returned {len(embeddings)}",
                 **self.owner,
             )
         layers = [None] * len(items) if deepstack is None else torch.split(deepstack, counts, dim=1)
-        return [Encoded(part, layer) for part, layer in zip(torch.split(rows, counts), layers, strict=True)]
+        return [Encoded(part, layer) for part, layer in zip(torch.split(embeddings, counts), layers, strict=True)]
 
     def _cast(self, value: torch.Tensor, is_feature: bool) -> torch.Tensor:
         moved = value.to(self._device)
@@ -153,7 +155,7 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
 
     # ---------------------------------------------------------------- what the model returns, and what it writes
 
-    def _rows(
+    def _embeddings(
         self, traits: ModalityTraits, tensors: Mapping[str, torch.Tensor], count: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Embeddings [count, hidden], and those of deepstack [n_layers, count, hidden] where the model has them."""
@@ -161,39 +163,43 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         methods = (getattr(owner, _METHODS[traits.modality], None) for owner in owners)
         method = next((found for found in methods if found is not None), None)
         if method is None:
-            return self._written_rows(traits, tensors, count), None
+            return self._written_embeddings(traits, tensors, count), None
         taken = inspect.signature(method).parameters
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         output = method(**{name: value for name, value in tensors.items() if open_ended or name in taken})
-        rows = getattr(output, "pooler_output", output)
+        embeddings = getattr(output, "pooler_output", output)
         deepstack = getattr(output, "deepstack_features", None)
-        return self._flat(rows), None if deepstack is None else torch.stack([self._flat(layer) for layer in deepstack])
+        return self._flat(embeddings), None if deepstack is None else torch.stack(
+            [self._flat(layer) for layer in deepstack]
+        )
 
-    def _flat(self, rows: Any) -> torch.Tensor:
+    def _flat(self, embeddings: Any) -> torch.Tensor:
         """Embeddings [n, hidden] of a tensor, or of a list with a tensor for each media input, in order."""
-        parts = list(rows) if isinstance(rows, list | tuple) else [rows]
+        parts = list(embeddings) if isinstance(embeddings, list | tuple) else [embeddings]
         if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
             raise EncoderError(
-                f"{type(self._model).__name__} must return tensors of embeddings, returned {type(rows).__name__}",
+                f"{type(self._model).__name__} must return tensors of embeddings, returned {type(embeddings).__name__}",
                 **self.owner,
             )
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
-    def _written_rows(self, traits: ModalityTraits, tensors: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+    def _written_embeddings(
+        self, traits: ModalityTraits, tensors: Mapping[str, torch.Tensor], count: int
+    ) -> torch.Tensor:
         """What a model without a method for it writes into its text embeddings, taken where it calls its language model."""
         if count == 1:
             # Some models take a single token for one that has not been expanded yet, and expand it themselves.
             twice = {name: join([value, value], traits.axes.get(name, 0)) for name, value in tensors.items()}
-            return self._written_rows(traits, twice, 2)[:1]
+            return self._written_embeddings(traits, twice, 2)[:1]
         ids = torch.full((1, count), traits.embed_token_id, device=self._device)
-        rows = self._written(traits, ids, tensors)[0]
-        if torch.isnan(rows).any():
+        embeddings = self._written(traits, ids, tensors)[0]
+        if torch.isnan(embeddings).any():
             raise EncoderError(
                 f"{type(self._model).__name__} does not write embeddings of its {traits.modality.argument} into its text "
                 "embeddings",
                 **self.owner,
             )
-        return rows
+        return embeddings
 
     def _written(self, traits: ModalityTraits, ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The embeddings [1, n, hidden] with which the model calls its language model; NaN where it writes nothing."""

@@ -43,7 +43,7 @@ def load_partial_model(
         dtype: of the weights.
 
     Raises:
-        UsageError: the checkpoint's tensors do not fit the model, or its language model cannot be told from the rest.
+        UsageError: the checkpoint's tensors do not fit the model, or its language model cannot be separated from the rest.
     """
     # Constructors draw random numbers; the server's generator must not notice.
     with torch.random.fork_rng(devices=[]), torch.device(device), _EmptyOnMeta():
@@ -117,7 +117,7 @@ def _names_without_language_model(model: Any, checkpoint: Checkpoint) -> set[str
     names = [name for name, module in model.named_modules() if any(module is part for part in absent)]
     if "" in names or not any(module is decoder for _, module in model.named_modules()):
         raise UsageError(
-            f"{checkpoint.folder}: the language model of {type(model).__name__} cannot be told from the rest of it",
+            f"{checkpoint.folder}: the language model of {type(model).__name__} cannot be separated from the rest of it",
             argument="checkpoint",
         )
     prefixes = tuple(name + "." for name in names)

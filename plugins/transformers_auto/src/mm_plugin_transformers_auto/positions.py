@@ -1,4 +1,4 @@
-"""M-RoPE positions by the model's own rule. Unlike other plugins', it needs torch and transformers, which has the rule."""
+"""M-RoPE positions by the model's own rule, which is in transformers: unlike those of other plugins, this module needs torch."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mm_plugin import Modality
 
-# (height, width) in pixels: several shapes, none of them round, one above every common tile size.
+# (height, width) in pixels: several shapes, one above every common tile size.
 IMAGE_SIZES = ((161, 184), (90, 337), (700, 520))
 # Seconds.
 AUDIO_LENGTHS = (0.9, 0.3, 1.7)

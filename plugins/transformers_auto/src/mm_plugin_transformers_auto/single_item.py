@@ -45,7 +45,7 @@ class SingleItemRunner:
     """Runs a processor on one media input.
 
     Its placeholder is put between two special tokens, so that the tokens on either side cannot merge with those of the media
-    input; what lies between them in the output is the replacement of the placeholder.
+    input; whatever is between them in the output is the replacement of the placeholder.
 
     Args:
         runner: runs the processor.
