@@ -225,7 +225,7 @@ class ModelProcessor(ABC):
             known = self._pipeline.known_size(modality, size, resolved, path)
             context = self._pipeline.authored("context", lambda: self.context(counts or {modality: 1}))
             replacement = self._pipeline.measure(modality, known, resolved, context, path)[1]
-        return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.surrounding(modality)
+        return replacement.num_rows, len(replacement.ids) + self._pipeline.reader.affix_tokens(modality)
 
     @final
     def prepare_item(
