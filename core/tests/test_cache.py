@@ -143,7 +143,7 @@ def test_bytes_stay_within_the_capacity_under_many_threads() -> None:
     assert store.stats().bytes == sum(size for size in range(20) if store.get(bytes([size])) is not None)
 
 
-def test_closing_lets_go_of_everything() -> None:
+def test_closing_drops_everything() -> None:
     store = MemoryStore(10)
     store.put(b"a", 1, 4)
     store.close()
@@ -316,7 +316,7 @@ def test_other_keys_are_computed_at_the_same_time() -> None:
     assert found == [(True, False)] * 3
 
 
-def test_threads_and_an_event_loop_share_one_computation_and_who_leaves_takes_nobody_along() -> None:
+def test_threads_and_an_event_loop_share_one_computation_and_one_that_leaves_stops_no_other() -> None:
     cache = ComputeCache(MemoryStore(100))
     calls: list[int] = []
     begun, release = threading.Event(), threading.Event()
@@ -345,17 +345,17 @@ def test_threads_and_an_event_loop_share_one_computation_and_who_leaves_takes_no
         first = pool.submit(ask)
         assert begun.wait(10)
         threads = [pool.submit(ask) for _ in range(3)]
-        told = asyncio.run(run())
+        outcomes = asyncio.run(run())
         assert first.result(10) == ([7], False)
         assert [future.result(10) for future in threads] == [([7], True)] * 3
-    assert isinstance(told[1], asyncio.CancelledError)
-    assert [told[0], *told[2:]] == [([7], True)] * 3
+    assert isinstance(outcomes[1], asyncio.CancelledError)
+    assert [outcomes[0], *outcomes[2:]] == [([7], True)] * 3
     assert calls == [1]
     stats = cache.stats()
     assert (stats.misses, stats.joins, stats.entries) == (1, 7, 1)
 
 
-def test_an_owner_that_is_cancelled_still_serves_who_waits() -> None:
+def test_an_owner_that_is_cancelled_still_serves_those_who_wait() -> None:
     cache = ComputeCache(MemoryStore(100))
     begun, release = threading.Event(), threading.Event()
 
@@ -385,7 +385,7 @@ def test_an_owner_that_is_cancelled_still_serves_who_waits() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_failure_is_told_to_all_who_wait_and_is_not_kept(error: BaseException) -> None:
+def test_a_failure_reaches_all_who_wait_and_is_not_kept(error: BaseException) -> None:
     cache = ComputeCache(MemoryStore(100))
     begun, release = threading.Event(), threading.Event()
     caught: list[BaseException] = []
@@ -415,7 +415,7 @@ def test_a_failure_is_told_to_all_who_wait_and_is_not_kept(error: BaseException)
     assert cache.get_or_compute(b"key", lambda: "now", lambda _: 1) == ("now", False)
 
 
-def test_a_size_that_cannot_be_told_is_a_failure_too() -> None:
+def test_a_size_that_cannot_be_computed_is_a_failure_too() -> None:
     cache = ComputeCache(MemoryStore(100))
     with pytest.raises(ZeroDivisionError):
         cache.get_or_compute(b"key", lambda: 1, lambda _: 1 // 0)
@@ -608,7 +608,7 @@ def test_a_key_that_fails_does_so_alone_and_is_not_kept() -> None:
     assert cache.get_or_compute_many([b"b"], lambda _: ["B"], len) == [("B", False)]
 
 
-def test_a_size_of_one_of_many_that_cannot_be_told_is_a_failure_of_that_key() -> None:
+def test_a_size_of_one_of_many_that_cannot_be_computed_is_a_failure_of_that_key() -> None:
     cache = ComputeCache(MemoryStore(100))
     (first, _), (second, _) = cache.get_or_compute_many([b"a", b"b"], lambda _: [7, "B"], len)
     assert isinstance(first, TypeError)
@@ -854,7 +854,7 @@ def test_rows_larger_than_the_cache_are_not_kept() -> None:
     assert cache.stats().rejected == 1
 
 
-def test_the_oldest_rows_make_room() -> None:
+def test_the_oldest_rows_are_evicted() -> None:
     cache = EmbeddingCache(256)
     for key in (b"a", b"b"):
         cache.put(key, rows())
@@ -900,7 +900,7 @@ def test_a_fault_of_a_plugins_store_is_a_miss(error: BaseException, caplog: pyte
     assert len(warned) == 2  # once for each cache
 
 
-def test_an_interrupted_computation_is_begun_anew_by_who_waited() -> None:
+def test_an_interrupted_computation_is_started_again_by_a_caller_that_waited() -> None:
     cache = ComputeCache(MemoryStore(100))
     inside, go = threading.Event(), threading.Event()
 
