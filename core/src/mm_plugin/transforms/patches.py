@@ -1,4 +1,4 @@
-"""Images and video frames cut into patches in merge order, and the rows that a patch grid stands for."""
+"""Images and video frames cut into patches in merge order, and the embeddings that a patch grid stands for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndar
         returns [n_patches, 3, patch_size * patch_size] uint8; patches in the order merged row, merged column, row, column.
 
     Raises:
-        SizeError: a side is no multiple.
+        SizeError: a side is not a multiple of the block.
     """
     height, width = pixels.shape[:2]
     block = patch_size * merge_size
     if height % block or width % block:
-        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+        raise SizeError(f"height and width must be multiples of {block} pixels, got {height} x {width}")
     cut = pixels.reshape(
         height // block, merge_size, patch_size, width // block, merge_size, patch_size, 3
     )  # [rows, m, p, columns, m, p, 3]
@@ -66,11 +66,11 @@ def patchify_frames(
         order time, merged row, merged column, row, column.
 
     Raises:
-        SizeError: there are not `count` frames, or a side is no multiple.
+        SizeError: there are not `count` frames, or a side is not a multiple of the block.
     """
     block, steps = patch_size * merge_size, -(-count // temporal_patch_size)
     if height % block or width % block:
-        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+        raise SizeError(f"height and width must be multiples of {block} pixels, got {height} x {width}")
     down, across = height // block, width // block
     out = np.empty(
         (steps, down, across, merge_size, merge_size, 3, temporal_patch_size, patch_size, patch_size), dtype=np.uint8
