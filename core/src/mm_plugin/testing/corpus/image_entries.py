@@ -58,7 +58,7 @@ _refuses = functools.partial(refuses, Modality.IMAGE)
 
 
 def images() -> Iterator[CorpusEntry]:
-    """Every odd image, equal bytes each time; of formats whose libraries Pillow was built without, none."""
+    """Every odd image, equal bytes each time; formats are left out whose libraries Pillow was built without."""
     always = (_jpeg, _png, _png_odd, _gif, _bmp, _icon, _netpbm, _pil, _arrays, _broken, _bombs, _foreign)
     optional = {"webp": (_webp, _webp_bombs), "libtiff": (_tiff,), "jpg_2000": (_jpeg2000,), "avif": (_avif,)}
     for family in always:
@@ -95,7 +95,7 @@ def _inks(pixels: np.ndarray) -> Image.Image:
 
 
 def _printed(pixels: np.ndarray) -> np.ndarray:
-    """What `_inks` shows: brighter than 215 is nothing behind that much black."""
+    """What `_inks` shows: brighter than 215 is impossible under that much black."""
     found: np.ndarray = np.minimum(np.uint8(215), pixels)
     return found
 
@@ -131,7 +131,7 @@ def _jpeg() -> Iterator[CorpusEntry]:
         "jpeg/thumbnail of another orientation", _turned(6, thumbnail=3), SEEN[6](BLOCKS), _LOSSY, "only IFD0 counts"
     )
     for orientation in (0, 9, 65535):
-        yield shows(f"jpeg/orientation {orientation}, which is none", _turned(orientation), BLOCKS, _LOSSY)
+        yield shows(f"jpeg/orientation {orientation}, which is invalid", _turned(orientation), BLOCKS, _LOSSY)
     for name, block in {
         "empty": b"",
         "cut": exif(6)[:11],
@@ -164,8 +164,8 @@ def _jpeg() -> Iterator[CorpusEntry]:
     other = Image.fromarray(255 - BLOCKS)
     album = _saved(Image.fromarray(BLOCKS), "MPO", quality=95, subsampling=0, save_all=True, append_images=[other])
     yield shows("jpeg/MPO, the first of two", album, BLOCKS, _LOSSY)
-    yield shows("jpeg/something behind its end", plain + b"PK\x03\x04" + noise(500, 1), BLOCKS, _LOSSY)
-    yield shows("jpeg/two, one behind the other", plain + _jpg(255 - BLOCKS), BLOCKS, _LOSSY)
+    yield shows("jpeg/something after its end", plain + b"PK\x03\x04" + noise(500, 1), BLOCKS, _LOSSY)
+    yield shows("jpeg/two, one after the other", plain + _jpg(255 - BLOCKS), BLOCKS, _LOSSY)
     yield shows("jpeg/comment of 60,000 bytes", with_segment(plain, _COMMENT, b"x" * 60_000), BLOCKS, _LOSSY)
     head = plain.index(b"\xff\xc0") + 5  # height and width
     gray = _jpg(np.full((16, 24, 3), 128, np.uint8))
@@ -191,7 +191,7 @@ def _png() -> Iterator[CorpusEntry]:
         yield shows(f"png/RGB{how}", make(FINE), FINE)
         yield shows(f"png/gray{how}", make(GRAY[:, :, None]), _rgb(GRAY))
         yield shows(
-            f"png/RGBA{how}", make(np.dstack([FINE, alpha])), _over_white(FINE, alpha), 1, "colors behind show through"
+            f"png/RGBA{how}", make(np.dstack([FINE, alpha])), _over_white(FINE, alpha), 1, "colors below show through"
         )
         yield shows(f"png/LA{how}", make(np.dstack([GRAY, alpha])), _over_white(_rgb(GRAY), alpha), 1)
         for bits in (1, 2, 4):
@@ -261,7 +261,7 @@ def _png_odd() -> Iterator[CorpusEntry]:
     )  # fmt: skip
     turn = exif(6)
     yield shows("png/Exif before the pixels", png(FINE, early=chunk(b"eXIf", turn)), SEEN[6](FINE))
-    yield shows("png/Exif behind the pixels", png(FINE, late=chunk(b"eXIf", turn)), SEEN[6](FINE))
+    yield shows("png/Exif after the pixels", png(FINE, late=chunk(b"eXIf", turn)), SEEN[6](FINE))
     sheer = np.dstack([FINE, np.zeros((16, 24), np.uint8)])
     sheer[:8, :, 3] = 255
     yield shows(
@@ -274,7 +274,7 @@ def _png_odd() -> Iterator[CorpusEntry]:
     yield shows("png/3 x 3, interlaced", png(small, interlaced=True), small, note="some passes are empty")
     gamma = chunk(b"gAMA", struct.pack(">I", 100_000)) + chunk(b"pHYs", struct.pack(">2IB", 1, 2, 0))
     yield shows("png/gamma and unequal sides of a pixel", png(FINE, early=gamma), FINE, note="levels are as stored")
-    yield shows("png/something behind its end", png(FINE) + noise(300, 2), FINE)
+    yield shows("png/something after its end", png(FINE) + noise(300, 2), FINE)
     yield shows("png/a chunk that nobody knows", png(FINE, early=chunk(b"zoOo", b"x" * 99)), FINE)
     raw = png(FINE)
     at = raw.index(b"IDAT")
@@ -331,7 +331,7 @@ def _gif() -> Iterator[CorpusEntry]:
     )  # fmt: skip
     whole = gif([(0, 0, indices)], palette, size=size)
     yield shows("gif/without its end", whole[:-1], plain)
-    yield shows("gif/something behind its end", whole + b"PK\x03\x04" * 9, plain)
+    yield shows("gif/something after its end", whole + b"PK\x03\x04" * 9, plain)
     yield shows("gif/comments", whole[:397] + b"\x21\xfe\x05hello\0" * 20 + whole[397:], plain)
     yield _refuses("gif/without frames", gif([], palette, size=size), "broken", "format")
     yield _refuses("gif/cut", whole[:-120], "broken")
@@ -509,7 +509,9 @@ def _icon() -> Iterator[CorpusEntry]:
     yield shows("ico/two sizes, the largest", icon([(8, 8, small), (16, 16, icon_bitmap(square, mask))]), masked)
     yield _refuses("ico/without images", icon([]), "broken", "format")
     yield _refuses("ico/images beyond its end", icon([(16, 16, b"")]), "broken", "format")
-    yield _refuses("ico/thousands of images told", icon([])[:4] + b"\xff\xff" + b"\0" * 64, "broken", "format", "empty")
+    yield _refuses(
+        "ico/thousands of images declared", icon([])[:4] + b"\xff\xff" + b"\0" * 64, "broken", "format", "empty"
+    )
     big = _head_only(30_000, 30_000)
     yield _refuses("ico/PNG inside that claims 30000 x 30000", icon([(16, 16, big)]), "max_image_pixels")
     wide = struct.pack("<IiiHHIIiiII", 40, 30_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
@@ -561,7 +563,7 @@ def _jpeg2000() -> Iterator[CorpusEntry]:
     j2k = _saved(FINE, "JPEG2000", irreversible=False)
     size = j2k.index(b"\xff\x4f\xff\x51") + 8  # width, height, offsets, tile width, tile height
     large = j2k[:size] + struct.pack(">6I", 60_000, 60_000, 0, 0, 60_000, 60_000) + j2k[size + 24 :]
-    yield _refuses("bomb/jpeg2000 whose codestream is larger than its head", large, limit)
+    yield _refuses("bomb/jpeg2000 whose codestream is larger than its header", large, limit)
     head = j2k.index(b"ihdr") + 4
     yield _refuses("bomb/jpeg2000", j2k[:head] + struct.pack(">2I", 60_000, 60_000) + j2k[head + 8 :], limit)
     j2k = _saved(FINE, "JPEG2000", irreversible=False, no_jp2=True)
@@ -586,7 +588,7 @@ def _avif() -> Iterator[CorpusEntry]:
     yield shows("avif/animated, the first frame", moving, BLOCKS, _LOSSY)
     yield _refuses("avif/cut", _saved(BLOCKS, "AVIF", **avif)[:-100], "broken", "format")
     limit = "max_image_pixels"
-    yield _refuses("bomb/avif whose image is larger than its head", _small_head(), limit)
+    yield _refuses("bomb/avif whose image is larger than its header", _small_head(), limit)
     plain = _saved(BLOCKS, "AVIF", speed=10, max_threads=1)
     ispe = plain.index(b"ispe") + 8
     yield _refuses("bomb/avif", plain[:ispe] + struct.pack(">2I", 16_000, 16_000) + plain[ispe + 8 :], limit, "broken")
@@ -747,11 +749,11 @@ def _large_frame() -> bytes:
 
 
 def _small_head() -> bytes:
-    """An AVIF of 9500 x 9500 whose head tells 16 x 24. Source: AV1 specification, section 5.5.1."""
+    """An AVIF of 9500 x 9500 whose header says 16 x 24. Source: AV1 specification, section 5.5.1."""
     avif = _saved(BLOCKS, "AVIF", speed=10, max_threads=1)
     ispe = avif.index(b"ispe") + 8
     avif = avif[:ispe] + struct.pack(">2I", 24, 16) + avif[ispe + 8 :]
-    at = avif.index(b"mdat") + 6  # behind a temporal delimiter: the sequence header's kind and length
+    at = avif.index(b"mdat") + 6  # after a temporal delimiter: the sequence header's kind and length
     length = avif[at + 1]
     # Profile 0, a still image, a short header, level 0, then 16 bits of each side minus 1.
     bits = f"000{1}{1}00000{15:04b}{15:04b}{9499:016b}{9499:016b}".ljust(8 * length, "0")
@@ -762,8 +764,8 @@ def _large_canvas(side: int) -> bytes:
     frames = [Image.fromarray(255 - FINE)]
     moving = _saved(Image.fromarray(FINE), "WEBP", save_all=True, append_images=frames, duration=50, lossless=True)
     at = moving.index(b"VP8X") + 12  # 24 bits of width - 1, as many of height - 1
-    told = (side - 1).to_bytes(3, "little")
-    return moving[:at] + told + told + moving[at + 6 :]
+    claimed = (side - 1).to_bytes(3, "little")
+    return moving[:at] + claimed + claimed + moving[at + 6 :]
 
 
 def _foreign() -> Iterator[CorpusEntry]:
@@ -776,7 +778,7 @@ def _foreign() -> Iterator[CorpusEntry]:
     yield _refuses("foreign/json", b'{"error": "not found"}', "format")
     yield _refuses("foreign/pdf", b"%PDF-1.7\n1 0 obj\n", "format")
     yield _refuses("foreign/zip", b"PK\x03\x04" + bytes(99), "format")
-    yield _refuses("foreign/sound", wav(bytes(99), rate=8000), "format")
+    yield _refuses("foreign/audio", wav(bytes(99), rate=8000), "format")
     yield _refuses("foreign/mp4", box(b"ftyp", b"isom\0\0\0\0isom") + box(b"mdat", bytes(99)), "format")
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(/etc/passwd) run\n"
     yield _refuses("foreign/eps", eps, "format", note="it would run a program")
