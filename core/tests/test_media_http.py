@@ -614,7 +614,7 @@ def test_a_redirect_is_checked_as_the_first_url(
     settings = limits(server, private_hosts=(HOST,))
     text = str(refused(door, f"http://{HOST}:{server.port}/", settings))
     assert HOST in text
-    assert ("not of the kind http: or https:" in text) == (
+    assert ("must use http: or https:" in text) == (
         location.split(":", maxsplit=1)[0] in ("file", "ftp", "gopher", "data", "javascript")
     )
     assert len(server.heads) == 1
@@ -703,7 +703,9 @@ def test_compressed_answers_are_refused(
     door: Callable[..., bytes], serve: Callable[..., Server], names: Names, coding: str
 ) -> None:
     server = serve(ok(BODY, f"Content-Encoding: {coding}"))
-    assert "compressed" in str(refused(door, f"http://{HOST}:{server.port}/", limits(server)))
+    assert "content encoding that was not requested" in str(
+        refused(door, f"http://{HOST}:{server.port}/", limits(server))
+    )
 
 
 @pytest.mark.parametrize(
@@ -896,7 +898,7 @@ def test_a_redirect_may_lead_to_tls_and_not_away_from_it(
     settings = limits(secure, plain)
     assert door(f"http://{HOST}:{plain.port}/", PATH, settings) == BODY
     secure.answer, plain.answer = redirect(f"http://{HOST}:{plain.port}/"), ok()
-    assert "leaves https:" in str(refused(door, f"https://{HOST}:{secure.port}/", settings))
+    assert "must not leave https:" in str(refused(door, f"https://{HOST}:{secure.port}/", settings))
     assert len(plain.heads) == 1
 
 
@@ -1133,7 +1135,7 @@ def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
         monkeypatch.setattr(
             ImageSource,
             "decode",
-            lambda self, **named: (decoded.append(threading.get_ident()), original(self, **named))[1],
+            lambda self, *size, **named: (decoded.append(threading.get_ident()), original(self, *size, **named))[1],
         )
         other = io.BytesIO()
         Image.fromarray(pixels + 1).save(other, "PNG")

@@ -1,7 +1,8 @@
 from .audio import AudioSource, open_audio
-from .images import ImageSource, normalize_image, open_image, raw_pixels
+from .images import ImageSource, open_image, raw_pixels
 from .kinds import MEDIA_KINDS, MediaKind
 from .limits import check_pixels
+from .pixels import normalize_image
 from .probing import probe
 from .source import MediaSize, MediaSource, SamplingRules
 from .sources import is_remote

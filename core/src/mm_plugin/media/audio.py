@@ -247,7 +247,7 @@ def _averaged(waveform: AudioFrame) -> np.ndarray:
 
 
 def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:
-    """The whole audio at another rate. Pieces are resampled as they come, so no more is kept than what is asked for."""
+    """The whole audio at another rate. Pieces are resampled as they come, so no more is held than the result."""
     count = 0
 
     def counted() -> Iterator[np.ndarray]:

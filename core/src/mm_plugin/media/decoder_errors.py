@@ -23,7 +23,7 @@ def decoding(
     Args:
         path: where the media input stands in the request, for messages.
         what: what is decoded, for messages: "image", "video" or "audio".
-        errors: gives the classes that the decoder raises on broken input; asked only once something was raised.
+        errors: gives the classes that the decoder raises on corrupted input; called only once something was raised.
         translate: a more precise error for some of them, or None.
     """
     try:

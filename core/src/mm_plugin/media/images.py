@@ -1,6 +1,6 @@
 """Images: encoded files, PIL objects, arrays and tensors -> [height, width, 3] uint8 RGB.
 
-All of them meet in one function, in one order: orientation, then transparency, then RGB.
+All of them pass through one function, `pixels.normalize_image`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,14 @@ from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.decoder_errors import decoding
-from mm_plugin.media.image_headers import PNG_HEAD, inner_sizes
+from mm_plugin.media.image_headers import inner_sizes
 from mm_plugin.media.limits import check_pixels
+from mm_plugin.media.pixels import TURNED, fit_transparency, late_orientation_of, normalize_image, orientation_of
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
 
-_ORIENTATION = 0x0112
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_TURNED = (5, 6, 7, 8)
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
 # programs (EPS), or decode an image within the image whose size no header says (ICNS).
@@ -51,11 +41,6 @@ _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 def _lock_of(image: Image.Image) -> threading.Lock:
     return _LOCKS[id(image) // 16 % len(_LOCKS)]
-
-
-# By how much a level of so few bits is multiplied as Pillow reads it, by Pillow's name of how it is stored.
-_SPREAD = {"L;2": 85, "L;4": 17}
-_LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
 class ImageSource:
@@ -115,7 +100,7 @@ class ImageSource:
         with _decoding_image(self.path, self._settings):
             image = self._open()
             width, height = image.size
-            if self._turn(image) in _TURNED:
+            if self._turn(image) in TURNED:
                 width, height = height, width
         return Size(height, width)
 
@@ -128,7 +113,7 @@ class ImageSource:
 
         Args:
             size: without effect: an image is decoded whole.
-            background: RGB levels behind transparent pixels.
+            background: RGB levels shown through transparent pixels.
 
         Raises:
             MediaError: the file is corrupted.
@@ -152,7 +137,7 @@ class ImageSource:
                     self._check_tiles(self._value)
                 self._value.load()
                 if self._orientation is None:
-                    self._orientation = _orientation(self._value)
+                    self._orientation = orientation_of(self._value)
             self._image = self._value
         else:
             data = self._data or b""
@@ -171,7 +156,7 @@ class ImageSource:
             if isinstance(image, TiffImageFile):
                 self._check_tiles(image)
             elif isinstance(image, PngImageFile):
-                _fit_transparency(image)
+                fit_transparency(image)
             self._image = image
         return self._image
 
@@ -189,8 +174,8 @@ class ImageSource:
             return self._orientation
         if image.format == "TIFF":
             return 1  # Pillow itself turns it: the size when it is opened, the pixels while they are loaded
-        found = _orientation(image)
-        return _late_orientation(self._data or b"") if found == 1 and image.format == "PNG" else found
+        found = orientation_of(image)
+        return late_orientation_of(self._data or b"") if found == 1 and image.format == "PNG" else found
 
 
 def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
@@ -282,95 +267,6 @@ def raw_pixels(value: Any) -> int:
     if isinstance(value, np.ndarray) or is_tensor(value):
         return int(math.prod(value.shape)) // 3
     return 0
-
-
-def normalize_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
-    """Orientation, then transparency, then RGB: one order for every form in which an image comes.
-
-    16-bit gray is scaled to 8 bits, not clipped. The given image is not changed.
-
-    Args:
-        image: any PIL image.
-        background: RGB levels behind transparent pixels.
-        orientation: EXIF orientation by which it is turned; the image's own where None.
-
-    Shape:
-        returns [height, width, 3] uint8, contiguous, writable.
-    """
-    image.load()  # a TIFF is turned by Pillow as it is loaded; its tag must not be read before
-    operation = _TRANSPOSE.get(_orientation(image) if orientation is None else orientation)
-    if operation is not None:
-        image = image.transpose(operation)
-    if image.mode in ("F",) or image.mode.startswith("F;"):
-        raise MediaError(f"unsupported image mode {image.mode}; convert it to 8 bits per channel", reason="mode")
-    if image.mode.startswith("I"):
-        return _gray16(image, background)
-    if image.has_transparency_data:
-        layers = Image.new("RGBA", image.size, (*background, 255))
-        if image.mode == "P":
-            image = image.copy()  # converting it would write the alpha into the caller's palette
-        layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
-        image = layers
-    return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _gray16(image: Image.Image, background: Color) -> np.ndarray:
-    levels = np.asarray(image)
-    if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
-        raise MediaError("expected gray levels of 0 to 65535, got 32-bit levels; convert it to 8 bits", reason="mode")
-    # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
-    narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    out = np.repeat(narrow[:, :, None], 3, axis=2)
-    key = image.info.get("transparency")
-    if isinstance(key, int):  # a PNG may declare one level to be transparent
-        out[levels == key] = background
-    return out
-
-
-def _to_array(image: Image.Image) -> np.ndarray:
-    """The pixels of an RGB image as a writable array.
-
-    Bands keep Pillow's own copy small: for large images a third faster than one `np.array` of the whole.
-    """
-    width, height = image.size
-    out = np.empty((height, width, 3), dtype=np.uint8)
-    rows = max(1, (1 << 20) // max(1, width * 3))
-    for top in range(0, height, rows):
-        bottom = min(height, top + rows)
-        out[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
-    return out
-
-
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 where there is none or its block is corrupted."""
-    try:
-        # The base class's method: a PNG's own would decode the pixels, to look for a block after them.
-        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
-    except Exception:
-        return 1
-
-
-def _fit_transparency(image: PngImageFile) -> None:
-    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level."""
-    raw = image.tile[0][3] if image.tile else ""
-    key = image.info.get("transparency")
-    if raw in _SPREAD and isinstance(key, int):
-        image.info["transparency"] = key * _SPREAD[raw]
-    elif raw == "RGB;16B" and isinstance(key, tuple):
-        image.info["transparency"] = tuple(level >> 8 for level in key)
-
-
-def _late_orientation(data: bytes) -> int:
-    """The orientation that a PNG stores after its pixels, read without decoding them: from its head and its tail alone."""
-    last = data.rfind(b"IDAT")
-    tail = last + 8 + int.from_bytes(data[last - 4 : last], "big")  # after its data and its checksum
-    if last < 4 or not any(name in data[tail:] for name in _LATE_CHUNKS):
-        return 1
-    try:
-        with Image.open(io.BytesIO(data[:PNG_HEAD] + data[tail:]), formats=("PNG",)) as image:
-            return _orientation(image)
-    except Exception:
-        return 1
 
 
 def _decoded(pixels: np.ndarray) -> DecodedImage:

@@ -129,5 +129,5 @@ def _check_time(reader: _Reader) -> None:
 
 
 def av_decoding(path: str, what: str) -> AbstractContextManager[None]:
-    """Turn what PyAV raises on broken input into a `MediaError`; see `decoder_errors.decoding`."""
+    """Turn what PyAV raises on corrupted input into a `MediaError`; see `decoder_errors.decoding`."""
     return decoding(path, what, errors=lambda: (*_DECODE_ERRORS, import_av().FFmpegError))

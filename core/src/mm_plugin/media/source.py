@@ -66,5 +66,5 @@ class MediaSource(Protocol):
 
         Args:
             size: what `size` returned.
-            background: RGB levels behind transparent pixels; without effect on audio.
+            background: RGB levels shown through transparent pixels; without effect on audio.
         """

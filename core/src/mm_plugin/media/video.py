@@ -70,7 +70,7 @@ class EncodedVideo:
 
         Args:
             size: which frames.
-            background: RGB levels behind transparent pixels.
+            background: RGB levels shown through transparent pixels.
         """
         index = self._indexed()
         return DecodedVideo(size, DecodedFrames(self._file, index, size.indices.tolist(), background))
@@ -157,7 +157,7 @@ class GivenFrames:
 
         Args:
             size: which frames.
-            background: RGB levels behind transparent pixels.
+            background: RGB levels shown through transparent pixels.
         """
         return DecodedVideo(size, _PickedFrames(self, size, background))
 

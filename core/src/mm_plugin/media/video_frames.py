@@ -27,7 +27,7 @@ class DecodedFrames:
         file: the video.
         index: of that file.
         indices: the chosen frames, never descending.
-        background: RGB levels behind transparent pixels.
+        background: RGB levels shown through transparent pixels.
     """
 
     def __init__(self, file: VideoFile, index: VideoIndex, indices: list[int], background: Color) -> None:
