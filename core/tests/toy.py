@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -28,7 +29,7 @@ RATE = 16
 class ToyOptions(BaseOptions, frozen=True, kw_only=True):
     """`tone` changes images, `pitch` changes audio alone."""
 
-    tone: Annotated[int, OptionScope.request("image")] = 0
+    tone: Annotated[int, msgspec.Meta(ge=0, le=255), OptionScope.request("image")] = 0
     pitch: Annotated[int, OptionScope.request("audio")] = 0
 
 
