@@ -160,7 +160,7 @@ def _image_positions(model: Any, ids: np.ndarray, items: list[MultimodalDataItem
     grids = torch.tensor([[1, 2 * SIDE, 2 * SIDE]] * ITEMS)
     return Row(
         "M-RoPE positions of the same prompt",
-        lambda: positions(items, seq=SEQ, config=config),
+        lambda: positions(items, seq=SEQ, config=config, options={}),
         _check_positions,
         Bar(1.5, "floor"),
         ("transformers get_rope_index", lambda: model.get_rope_index(tensor, types, image_grid_thw=grids)),
@@ -200,7 +200,7 @@ def _timed_positions(model: Any) -> Row:
     seconds = torch.tensor([0.5])
     return Row(
         "M-RoPE positions of that video by its seconds (Qwen2.5-VL)",
-        lambda: timed.positions([item], seq=seq, config=config),
+        lambda: timed.positions([item], seq=seq, config=config, options={}),
         _check_positions,
         Bar(1.5, "floor"),
         (

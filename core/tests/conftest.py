@@ -279,9 +279,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = ImageSource.decode
 
-    def decode(self: ImageSource, **arguments: Any) -> DecodedMedia:
+    def decode(self: ImageSource, *size: Any, **arguments: Any) -> DecodedMedia:
         seen.append(self.path)
-        return original(self, **arguments)
+        return original(self, *size, **arguments)
 
     monkeypatch.setattr(ImageSource, "decode", decode)
     return seen

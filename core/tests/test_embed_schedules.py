@@ -12,11 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_plugin.cache import ITEM_KEY_BYTES, EmbeddingCache
+from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.identity import digest, frame
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
-from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
+from mm_plugin.items import ITEM_KEY_BYTES, Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
 HIDDEN, VOCABULARY, LAYERS = 2, 30, 2
@@ -109,11 +109,13 @@ class Request:
         ids = (np.arange(self.length) * 7 + 3) % VOCABULARY
         self.inputs = MultimodalInputs(
             mm_items=items,
+            input_ids=ids,
             padded_input_ids=pad_by_offsets(ids, items),
             token_modalities=token_modalities_of(items, len(ids)),
         )
         text = [[-(int(token) * HIDDEN + column) - 1.0 for column in range(HIDDEN)] for token in ids]
         self.reference = [self.owner[place][1] if place in self.owner else row for place, row in enumerate(text)]
+        self.media = RequestMedia(self.inputs)
         self.ids = torch.from_numpy(self.inputs.padded_input_ids)
         self.got: list[list[float]] = []
 
@@ -169,13 +171,12 @@ def take_step(
 ) -> None:
     """One step over these requests, with all that must hold of it."""
     batch = ForwardBatch(
-        [request.inputs if request.inputs.mm_items else None for request in requests],
+        [request.media if request.inputs.mm_items else None for request in requests],
         [prefix for prefix, _ in chunk],
         [extend for _, extend in chunk],
     )
     ids = [request.ids[start : start + extend] for request, (start, extend) in zip(requests, chunk, strict=True)]
-    held = {key[:ITEM_KEY_BYTES] for request in requests for key in request.inputs.held_rows}
-    there = cached_keys(cache) | held
+    there = cached_keys(cache) | {key[:ITEM_KEY_BYTES] for request in requests for key in request.media.held_embeddings}
     wanted = set().union(*(request.met(*part) for request, part in zip(requests, chunk, strict=True)))
     calls = len(encoders.calls)
     out = embed_mm_inputs(torch.cat(ids), batch, TABLE, encoders.mapping(), cache, max_encode_tokens=case.max_tokens)
@@ -233,7 +234,7 @@ def run(case: Case) -> None:
     )
     for request in requests:
         assert request.got == request.reference
-        assert request.inputs.held_rows == {}
+        assert request.media.held_embeddings == {}
 
 
 @pytest.mark.case("5.9")

@@ -589,7 +589,7 @@ def test_pixels_of_objects_are_counted_over_a_request_before_any_is_touched(open
 @pytest.mark.parametrize("sampled", [np.zeros(2), [object()], "x", 1, None], ids=lambda value: type(value).__name__)
 def test_whether_frames_were_chosen_is_true_or_false(open_many: Open, sampled: Any) -> None:
     frames = VideoFrames(np.zeros((2, 8, 8, 3), np.uint8), fps=2.0, sampled=sampled)
-    with pytest.raises(MediaError, match="sampled must be true or false"):
+    with pytest.raises(MediaError, match="sampled must be True or False"):
         open_many().process("<video>", videos=[frames])
 
 

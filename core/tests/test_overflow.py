@@ -35,7 +35,9 @@ class Processor(Toy):
         return super().rows(modality, size, options, False) * (2 if context else 1)
 
 
-def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[np.ndarray, int]:
     """Positions that stand still inside a media input, so that it shows where each of them lies."""
     still = np.zeros(seq, dtype=np.int64)
     for item in items:

@@ -443,7 +443,7 @@ def test_a_size_that_is_no_size_is_a_usage_error(open_tiny: Open, size: Any) -> 
 def test_a_count_of_what_is_not_served_is_refused(open_tiny: Open) -> None:
     with pytest.raises(RequestError, match="takes images, not audios"):
         open_tiny().count("audio", (4, 4))
-    with pytest.raises(UsageError, match="no modality"):
+    with pytest.raises(UsageError, match="modality: expected one of"):
         open_tiny().count("smell", (4, 4))
     with pytest.raises(MediaError, match="too thin"):
         open_tiny().count("image", (1, 51))
@@ -622,7 +622,8 @@ def test_every_option_that_changes_the_output_is_in_the_key(open_tiny: Open, dec
 
 
 def test_an_option_of_another_modality_is_not_in_the_key(open_tiny: Open, decodes: list[str]) -> None:
-    processor = open_tiny()
+    fields = {Modality.IMAGE: ("grid",), Modality.AUDIO: ()}
+    processor = open_tiny(spec=toy_spec(Modality.IMAGE, Modality.AUDIO, name="tiny", fields=fields))
     assert identity(processor, png(), pitch=1) == identity(processor, png(), pitch=2) == identity(processor, png())
     assert len(decodes) == 1
 
@@ -751,7 +752,7 @@ def test_expanded_ids_give_the_same_request(open_tiny: Open) -> None:
 def test_expanded_ids_that_do_not_match_are_refused(open_tiny: Open, change: Callable[[list[int]], list[int]]) -> None:
     processor = open_tiny()
     ids = processor.process("word <image>", [png()]).input_ids.tolist()
-    with pytest.raises(PlaceholderError, match="item 0 should stand for 8 tokens"):
+    with pytest.raises(PlaceholderError, match="item 0: expected its 8 tokens"):
         processor.process(change(ids), [png()], expanded=True)
 
 
@@ -900,11 +901,13 @@ def test_sixteen_threads_get_what_one_gets(open_tiny: Open, cache_bytes: int) ->
 def test_positions_of_a_plugin_are_asked_with_the_items(open_tiny: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, Any]] = []
 
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+    def positions(
+        items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[np.ndarray, int]:
         asked.append((len(items), seq, config["vocab_size"]))
         return np.zeros((3, seq), dtype=np.int64), -4
 
-    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def failing(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         raise LookupError("lost")
 
     original = ModelSpec.load
@@ -949,7 +952,7 @@ def test_a_request_inside_the_executors_own_threads_ends(open_tiny: Open, execut
 def test_positions_that_no_model_can_read_are_the_plugins_fault(
     open_tiny: Open, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
-    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> Any:
+    def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         assert seq == 8
         return wrong
 

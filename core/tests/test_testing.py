@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}[end]{% endfor %}"
 )
-SPEC = toy_spec(name="kit")
+SPEC = toy_spec(Modality.IMAGE, Modality.VIDEO, name="kit")
 
 
 def byte_tokenizer() -> Any:
@@ -38,7 +38,7 @@ def byte_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>")]
+        [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>", "<video>")]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
 

@@ -16,14 +16,11 @@ from .errors import (
     UsageError,
 )
 from .hookspecs import hookimpl
-from .inputs import (
-    Encoded,
-    ForwardBatch,
-    MultimodalInputs,
-    MultimodalProcessorOutput,
-    PrecomputedEmbeddings,
-    ProcessorOutput,
-)
+from .inputs.batch import ForwardBatch
+from .inputs.encoded import Encoded
+from .inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
+from .inputs.processed import MultimodalInputs, MultimodalProcessorOutput
+from .inputs.request_media import RequestMedia
 from .items import Modality, MultimodalDataItem, MultimodalInputFormat
 from .media.types import (
     AudioSamples,
@@ -97,6 +94,7 @@ __all__ = [
     "Registry",
     "Replacement",
     "RequestError",
+    "RequestMedia",
     "SampledVideo",
     "Sampling",
     "Settings",

@@ -37,10 +37,10 @@ class EncodeBatch(Event, frozen=True, kw_only=True):
 
 
 class ItemFailed(Event, frozen=True, kw_only=True):
-    """An encoder failed on one item; the request at `request` fails, the others go on."""
+    """An item could not be embedded; the request at `request` fails, the others go on. `item` is None where it has none."""
 
     request: int
-    item: int
+    item: int | None
     code: str
     error: str
 

@@ -706,6 +706,7 @@ class Registry:
         _check_placement(device, dtype)
         opened, found, spec = self._open(checkpoint, architecture, plugin, fallback)
         cls = self._load_class(found, spec, "encoder", Encoder)
+        embed = self._load_class(found, spec, "embed", None) if spec.embed is not None else None
         with _attributed(found, EncoderError, f"the encoder of {spec.name} could not be opened"):
             encoder: Encoder = cls.load(opened, device, dtype)
             # An encoder that reads its weights by other means is told apart by all of the checkpoint's.
@@ -715,6 +716,7 @@ class Registry:
                 device=device,
                 owner=found.owner,
                 observers=self.observers,
+                embed=embed,
             )
             return encoder
 

@@ -36,7 +36,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         positions: `"module:function"` that gives M-RoPE positions, or None for ordinary positions.
         tokenizer: `"module:function"` that opens the tokenizer from a `Checkpoint`, for models whose folders transformers'
             `AutoTokenizer` opens wrongly or not at all; None for `AutoTokenizer`.
-        embed: `"module:function"` in place of the core's way to embed, or None.
+        embed: `"module:function"` in place of the core's way to embed, for models that do more than replace the rows of
+            placeholders: `(text_embeds, plan, embeddings, input_ids) -> (input_embeds, extra)`; None where they do not.
         demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
         placeholder_affixes: by modality, the text that the model's own processor writes around a placeholder. It is written
             before the prompt is tokenized, because a tokenizer may join it with the text around it.

@@ -31,7 +31,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.media import video as video_files
+from mm_plugin.media import video_frames as video_files
 from mm_plugin_qwen2vl.testing import PREPROCESSOR, make_checkpoint
 
 SLOT = "<|vision_start|><|video_pad|><|vision_end|>"

@@ -12,7 +12,7 @@ from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.held import HeldEmbeddings
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 
 
 class EmbeddingCache:
@@ -36,7 +36,7 @@ class EmbeddingCache:
         >>> cache.put(b"key", Encoded(embeddings))
         True
         >>> fit = {"hidden": 8, "dtype": embeddings.dtype, "device": embeddings.device}
-        >>> cache.get(b"key", num_tokens=4, **fit).rows is embeddings
+        >>> cache.get(b"key", num_tokens=4, **fit).embeddings is embeddings
         True
         >>> cache.get(b"key", num_tokens=5, **fit) is None  # another number of embeddings was expected
         True
@@ -86,7 +86,7 @@ class EmbeddingCache:
 
     def put(self, key: bytes, encoded: Encoded) -> bool:
         """Keep embeddings; False where the store does not, in which case they are found while somebody holds them."""
-        size = encoded.rows.untyped_storage().nbytes()
+        size = encoded.embeddings.untyped_storage().nbytes()
         for extra in (encoded.deepstack, encoded.kept):
             if extra is not None:
                 size += extra.untyped_storage().nbytes()
@@ -127,6 +127,6 @@ class _Tally:
 
 def _facts(encoded: Any) -> tuple[Any, ...]:
     """What embeddings must fit in: number, width, dtype, device; nothing where it is not a matrix of embeddings."""
-    rows = encoded.rows if isinstance(encoded, Encoded) else None
+    rows = encoded.embeddings if isinstance(encoded, Encoded) else None
     shape = getattr(rows, "shape", None)
     return () if rows is None or shape is None or len(shape) != 2 else (*shape, rows.dtype, rows.device)

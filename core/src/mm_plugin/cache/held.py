@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 
 _FIRST_SWEEP = 4_096  # entries before those that are gone are removed
 
@@ -17,7 +17,7 @@ class HeldEmbeddings:
         >>> from mm_plugin.cache import HeldEmbeddings
         >>> from mm_plugin.inputs import Encoded
         >>> held = HeldEmbeddings()
-        >>> embeddings = Encoded(rows=None)
+        >>> embeddings = Encoded(embeddings=None)
         >>> held.add(b"key", embeddings)
         >>> held.get(b"key") is embeddings
         True

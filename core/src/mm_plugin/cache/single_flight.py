@@ -105,7 +105,11 @@ class ComputeCache:
             answers |= arrived
             # Where the computing caller was interrupted, which concerns nobody else, the key is claimed again.
             pending = [key for key in others if key not in arrived]
-        return [(answers[key][0], answers[key][1] or first[key] != index) for index, key in enumerate(keys)]
+        try:
+            return [(answers[key][0], answers[key][1] or first[key] != index) for index, key in enumerate(keys)]
+        finally:
+            answers.clear()  # the traceback of an error among them leads to this frame, which must not lead back
+            del arrived
 
     def _claim(self, keys: Iterable[bytes]) -> tuple[dict[bytes, _Flight], dict[bytes, _Flight]]:
         """Flights of keys that are this caller's to compute, and of those that others compute."""
@@ -134,6 +138,7 @@ class ComputeCache:
         if not own:
             return {}
         answers: dict[bytes, tuple[Any, bool]] = {}
+        value = made = None
         try:
             keys = list(own)
             for key, value in zip(keys, self.store.get_many(keys), strict=True):
@@ -152,7 +157,10 @@ class ComputeCache:
             while own:  # to the end: a flight holds the error, whose traceback holds this frame
                 self._land(*own.popitem(), error)
             raise
-        return answers
+        try:
+            return answers
+        finally:
+            del answers, made, value  # as above
 
     def _keep(self, key: bytes, value: Any, num_bytes: Callable[[Any], int]) -> Any:
         """The value, kept by the store, or the exception that stands in its place."""

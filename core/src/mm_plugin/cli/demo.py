@@ -31,7 +31,7 @@ from mm_plugin.settings import Settings
 from mm_plugin.testing.embedding import embed_in_chunks
 
 if TYPE_CHECKING:
-    from mm_plugin.inputs import MultimodalProcessorOutput
+    from mm_plugin.inputs.processed import MultimodalProcessorOutput
     from mm_plugin.items import MultimodalDataItem
     from mm_plugin.processor.processor import Processor
 

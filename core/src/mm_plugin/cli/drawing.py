@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mm_plugin.demo.base import RowBoxes, ShownVideo, View
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.media.video import open_video
 from mm_plugin.settings import Settings
 

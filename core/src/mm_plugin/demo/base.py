@@ -18,7 +18,7 @@ from mm_plugin.media.types import SampledVideo
 if TYPE_CHECKING:
     import torch
 
-    from mm_plugin.inputs import MultimodalProcessorOutput
+    from mm_plugin.inputs.processed import MultimodalProcessorOutput
     from mm_plugin.processor.processor import Processor
 
 

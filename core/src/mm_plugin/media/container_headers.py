@@ -7,9 +7,9 @@ here: whether a file can be played is FFmpeg's to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.isobmff import boxes, find_boxes, number
 
 # Packets of one file, all streams together; measured: FFmpeg keeps up to 100 bytes for each. Two hours at 120 frames a second are
 # 864,000.
@@ -94,12 +94,12 @@ def _check_mp4(data: bytes) -> None:
         heads = [(0, len(data))]
     total = 0
     for start, end in heads:
-        for at in _boxes(data, b"trun", start, end):
-            total += _number(data, at + 8)
+        for at in find_boxes(data, b"trun", start, end):
+            total += number(data, at + 8)
         for kind in (b"stsz", b"stz2"):
-            for at in _boxes(data, kind, start, end):
-                total += _samples(data, _number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
-        if any(_boxes(data, b"cmov", start, end)):
+            for at in find_boxes(data, kind, start, end):
+                total += _samples(data, number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
+        if any(find_boxes(data, b"cmov", start, end)):
             raise MediaError("the file's head is compressed, which is not read", reason="head")
     if total > MOST_PACKETS:
         raise _refuse("packets")
@@ -113,15 +113,15 @@ def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
     """Entries that FFmpeg makes for a table of samples: fewer where they are ticks of audio, which it joins by chunk."""
     if track is None or claimed <= MOST_PACKETS // 4:
         return claimed
-    kinds = {data[at + 12 : at + 16] for at in _boxes(data, b"hdlr", *track)}
-    times = [data[at + 8 : at + 20] for at in _boxes(data, b"stts", *track)]
+    kinds = {data[at + 12 : at + 16] for at in find_boxes(data, b"hdlr", *track)}
+    times = [data[at + 8 : at + 20] for at in find_boxes(data, b"stts", *track)]
     if b"soun" not in kinds or kinds & _NOT_AUDIO or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
         return claimed
-    chunks = sum(_number(data, at + 8) for kind in (b"stco", b"co64") for at in _boxes(data, kind, *track))
+    chunks = sum(number(data, at + 8) for kind in (b"stco", b"co64") for at in find_boxes(data, kind, *track))
     joined = 0
-    for at in _boxes(data, b"stsc", *track):
-        count = min(_number(data, at + 8), (len(data) - at) // 12)
-        joined = max([joined, *(_number(data, at + 16 + 12 * place) for place in range(count))])
+    for at in find_boxes(data, b"stsc", *track):
+        count = min(number(data, at + 8), (len(data) - at) // 12)
+        joined = max([joined, *(number(data, at + 16 + 12 * place) for place in range(count))])
     return chunks * (joined // 160 + 1)  # it joins at least as many
 
 
@@ -130,41 +130,13 @@ def _mp4_heads(data: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     heads: list[tuple[int, int]] = []
     tracks: list[tuple[int, int]] = []
     at = 0
-    for kind, start, end in _tree(data, 0, len(data)):
+    for kind, start, end in boxes(data, 0, len(data)):
         if kind == b"mdat":
             heads.append((at, start))
             at = end
         elif kind == b"moov":
-            tracks += [(first, last) for child, first, last in _tree(data, start, end) if child == b"trak"]
+            tracks += [(first, last) for child, first, last in boxes(data, start, end) if child == b"trak"]
     return [*heads, (at, len(data))], tracks
-
-
-def _tree(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Boxes side by side: kind, and where the content begins and ends; as far as sizes make sense."""
-    while start + 8 <= end:
-        size, kind, head = _number(data, start), data[start + 4 : start + 8], 8
-        if size == 1 and start + 16 <= end:
-            size, head = int.from_bytes(data[start + 8 : start + 16], "big"), 16
-        elif size == 0:
-            size = end - start
-        if size < head:
-            return
-        yield kind, start + head, min(start + size, end)
-        start += size
-
-
-def _boxes(data: bytes, kind: bytes, start: int, end: int) -> Iterator[int]:
-    """Where the kind of a box stands that could be one."""
-    at = data.find(kind, start, end)
-    while at >= 0:
-        size = _number(data, at - 4) if at >= 4 else 0
-        if size in (0, 1) or 12 <= size <= len(data):
-            yield at
-        at = data.find(kind, at + 1, end)
-
-
-def _number(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "big")
 
 
 # ---------------------------------------------------------------- Matroska
@@ -186,8 +158,8 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
     """A number of variable length, and where it ends."""
     first = data[at] if at < len(data) else 1
     length = 9 - first.bit_length()
-    number = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
-    return number, at + length
+    value = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return value, at + length
 
 
 # ---------------------------------------------------------------- Vorbis comments

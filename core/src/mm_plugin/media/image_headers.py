@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.isobmff import boxes
 
 ICO = b"\0\0\1\0"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -45,7 +46,7 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
         elif data[:4] == _J2K:
             yield _codestream(data, 0)
         elif data[:8] == _JP2:
-            for kind, start, _ in _boxes(data, 0, len(data)):
+            for kind, start, _ in boxes(data, 0, len(data)):
                 if kind == b"jp2c":
                     yield _codestream(data, start)
     except (struct.error, IndexError, EOFError):
@@ -99,7 +100,7 @@ def _codestream(data: bytes, start: int) -> tuple[int, int]:
 def _avif(data: bytes) -> Iterator[tuple[int, int]]:
     """Of every AV1 image that is an item of the file, or the first of a track."""
     units = _Budget(_MOST_UNITS)
-    for kind, start, end in _boxes(data, 0, len(data)):
+    for kind, start, end in boxes(data, 0, len(data)):
         if kind == b"meta":
             for item in _items(data, start + 4, end):
                 yield from _av1(item, units)
@@ -120,23 +121,9 @@ class _Budget:
             raise MediaError("the AVIF file is in too many pieces", reason="broken")
 
 
-def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of each box's content. Source: ISO/IEC 14496-12, section 4.2."""
-    while start + 8 <= end:
-        size, kind = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8]
-        body = start + 8
-        if size == 1:
-            size, body = int.from_bytes(data[body : body + 8], "big"), body + 8
-        stop = end if size == 0 else min(end, start + size)
-        if stop <= start:
-            return
-        yield kind, body, max(body, stop)
-        start = stop
-
-
 def _items(data: bytes, start: int, end: int) -> Iterator[memoryview]:
     """What each item of the file holds."""
-    inside = {kind: (body, stop) for kind, body, stop in _boxes(data, start, end)}
+    inside = {kind: (body, stop) for kind, body, stop in boxes(data, start, end)}
     if b"iloc" not in inside:
         return
     whole, pieces, copied = memoryview(data), _Budget(_MOST_PIECES), _Budget(2 * len(data))
@@ -174,7 +161,7 @@ def _extents(data: bytes, own: int, start: int, end: int, pieces: _Budget) -> It
 
 def _first_samples(data: bytes, start: int, end: int) -> Iterator[memoryview]:
     """The first sample of each track. Source: ISO/IEC 14496-12, sections 8.7.3 and 8.7.5."""
-    inside = list(_boxes(data, start, end))
+    inside = list(boxes(data, start, end))
     table = {kind: body for kind, body, _ in inside}
     for kind, body, stop in inside:
         if kind in (b"trak", b"mdia", b"minf", b"stbl"):

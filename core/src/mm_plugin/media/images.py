@@ -5,11 +5,10 @@ All of them meet in one function, in one order: orientation, then transparency, 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,10 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_headers import PNG_HEAD, inner_sizes
 from mm_plugin.media.limits import check_pixels
+from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
@@ -40,11 +41,11 @@ _TRANSPOSE = {
 _TURNED = (5, 6, 7, 8)
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
-# programs (EPS), or decode an image within the image whose size no header told (ICNS).
+# programs (EPS), or decode an image within the image whose size no header says (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-# Two items may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two threads. PIL objects cannot
-# be keys, so they share a few locks by address.
+# Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
+# threads. PIL objects are not hashable, so they share a few locks by address.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
@@ -58,7 +59,7 @@ _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
 class ImageSource:
-    """One image as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_image`.
+    """One image, its kind and size in bytes checked, not decoded yet. Final; made by `open_image`; a `MediaSource`.
 
     Attributes:
         path: where it stands in the request, such as `images[2]`.
@@ -67,24 +68,35 @@ class ImageSource:
     def __init__(self, path: str, settings: Settings, *, data: bytes | None = None, value: Any = None) -> None:
         self.path, self._settings, self._data, self._value = path, settings, data, value
         self._image: Image.Image | None = None
-        self._orientation = 1
+        self._orientation: int | None = None  # of a PIL object, once it is loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_image": None}
+        if isinstance(self._value, Image.Image):
+            with _decoding_image(self.path, self._settings):
+                self._open()
+                # Pillow's own pickles lose the transparency of palettes and what a file's plugin knows.
+                state |= {"_value": None, "_orientation": self._orientation, "_packed": _pack(self._value)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("_packed", None)
+        self.__dict__.update(state)
+        if packed is not None:
+            self._value = _unpack(packed)
 
     @property
     def num_bytes(self) -> int:
-        """Of the encoded file; 0 for pixels."""
+        """Bytes of the encoded file; 0 for pixels."""
         return len(self._data or b"")
 
     def digest(self) -> bytes:
-        """What tells this source from others: of the encoded bytes, or of the pixels where that is all there is.
-
-        Returns:
-            32 bytes.
-        """
+        """What distinguishes this image from others: the digest of its encoded bytes, or of the given pixels; 32 bytes."""
         if self._data is not None:
             return digest(frame(["bytes", digest(self._data)]))
         if isinstance(self._value, np.ndarray):
             return digest(frame(["pixels", feature_digest(self._value)]))
-        with _decoding(self.path, self._settings):
+        with _decoding_image(self.path, self._settings):
             image = self._open()
             try:
                 return digest(frame(["pil", image, self._turn(image)]))
@@ -95,35 +107,40 @@ class ImageSource:
         """The size after orientation, from the header.
 
         Raises:
-            MediaError: it is no image that can be opened.
+            MediaError: it is not an image that can be opened.
             LimitError: it has more pixels than `max_image_pixels`.
         """
         if isinstance(self._value, np.ndarray):
             return Size(*self._value.shape[:2])
-        with _decoding(self.path, self._settings):
+        with _decoding_image(self.path, self._settings):
             image = self._open()
             width, height = image.size
             if self._turn(image) in _TURNED:
                 width, height = height, width
         return Size(height, width)
 
-    def decode(self, *, background: Color = WHITE) -> DecodedImage:
+    def size(self, rules: SamplingRules | None = None) -> Size:
+        """As `probe`."""
+        return self.probe()
+
+    def decode(self, size: Size | None = None, *, background: Color = WHITE) -> DecodedImage:
         """Every pixel of it.
 
         Args:
+            size: without effect: an image is decoded whole.
             background: RGB levels behind transparent pixels.
 
         Raises:
-            MediaError: the file is broken.
+            MediaError: the file is corrupted.
             LimitError: it has more pixels than `max_image_pixels`.
         """
         if isinstance(self._value, np.ndarray):
-            return _media(np.ascontiguousarray(self._value))
-        with _decoding(self.path, self._settings):
+            return _decoded(np.ascontiguousarray(self._value))
+        with _decoding_image(self.path, self._settings):
             image = self._open()
             turn = self._turn(image)
             self._image = None  # what Pillow decoded goes with this call
-            return _media(normalize_image(image, background=background, orientation=turn))
+            return _decoded(normalize_image(image, background=background, orientation=turn))
 
     def _open(self) -> Image.Image:
         """The image with its header read; a PIL object that was given, loaded."""
@@ -134,7 +151,8 @@ class ImageSource:
                 if isinstance(self._value, TiffImageFile):
                     self._check_tiles(self._value)
                 self._value.load()
-                self._orientation = _orientation(self._value)
+                if self._orientation is None:
+                    self._orientation = _orientation(self._value)
             self._image = self._value
         else:
             data = self._data or b""
@@ -142,13 +160,13 @@ class ImageSource:
             formats = [name for name in _FORMATS if name in Image.OPEN]
             if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
                 raise MediaError(
-                    "HEIC files are opened only where an opener is registered (pillow-heif's register_heif_opener)",
+                    "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
                     reason="format",
                 )
             for height, width in inner_sizes(data):
                 check_pixels(self.path, height, width, self._settings)
             image = Image.open(io.BytesIO(data), formats=formats)
-            # Before load(): the header alone may promise more pixels than the machine has memory.
+            # Before load(): the header alone may promise more pixels than fit in memory.
             check_pixels(self.path, image.height, image.width, self._settings)
             if isinstance(image, TiffImageFile):
                 self._check_tiles(image)
@@ -161,12 +179,13 @@ class ImageSource:
         """A tile of a TIFF is decoded whole, and may be larger than the image."""
         height, width = image.tag_v2.get(_TILE_LENGTH, 1), image.tag_v2.get(_TILE_WIDTH, 1)
         if not isinstance(height, int) or not isinstance(width, int):
-            raise MediaError("the tiles of the TIFF have no size", reason="broken")
+            raise MediaError("the TIFF declares tiles without a size", reason="broken")
         check_pixels(self.path, height, width, self._settings)
 
     def _turn(self, image: Image.Image) -> int:
         """The orientation by which pixels are turned, known without decoding any."""
         if self._value is not None:
+            assert self._orientation is not None
             return self._orientation
         if image.format == "TIFF":
             return 1  # Pillow itself turns it: the size when it is opened, the pixels while they are loaded
@@ -175,7 +194,7 @@ class ImageSource:
 
 
 def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
-    """Take an image in any form that is accepted, without decoding it.
+    """Open an image in any accepted form, without decoding it.
 
     Args:
         value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
@@ -185,8 +204,15 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
         settings: limits.
 
     Raises:
-        MediaError: the value is of no such kind, or cannot be read.
+        MediaError: the value is of another kind, or cannot be read.
         LimitError: it has more bytes or pixels than a limit allows.
+
+    Examples:
+        >>> from mm_plugin import Settings
+        >>> from mm_plugin.media import open_image
+        >>> source = open_image(np.zeros((4, 6, 3), np.uint8), path="images[0]", settings=Settings())
+        >>> source.probe(), source.decode().pixels.shape
+        (Size(height=4, width=6), (4, 6, 3))
     """
     if is_encoded(value):
         return ImageSource(path, settings, data=read_bytes(value, path, settings))
@@ -201,14 +227,14 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
             path=path,
             reason="type",
         )
-    # A copy, so that the pixels that are digested are those that are prepared, whatever the caller does meanwhile.
+    # A copy, so that the digested pixels are the prepared ones, whatever the caller does meanwhile.
     return ImageSource(path, settings, value=pixels.copy())
 
 
 def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False) -> np.ndarray | None:
     """An array or tensor as a view [height, width, 3] uint8, or None where it is neither.
 
-    Each library's own order is the one that is taken, and no other is guessed: channels last in numpy, first in torch.
+    The order of axes is each library's own, and no other is guessed: channels last in numpy, first in torch.
 
     Args:
         value: anything.
@@ -236,15 +262,17 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
     if not isinstance(value, np.ndarray):
         try:
             value = np.moveaxis(value.detach().cpu().numpy(), channel, -1)
-        except Exception as error:  # one without memory, such as of the device `meta`
-            raise MediaError(f"{path}: the tensor's levels cannot be read", path=path, reason="array") from error
+        except Exception as error:  # one without memory, such as on the device `meta`
+            raise MediaError(
+                f"{path}: the tensor cannot be read ({type(error).__name__})", path=path, reason="array"
+            ) from error
     check_pixels(path, value.shape[-3], value.shape[-2], settings)
     found: np.ndarray = value
     return found
 
 
 def raw_pixels(value: Any) -> int:
-    """Pixels of an image or video that comes as an object, an array or a tensor, told without a look at any of them."""
+    """Pixels of an image or video given as a PIL object, an array or a tensor, counted without reading any; 0 for other values."""
     if isinstance(value, Image.Image):
         return value.width * value.height
     if isinstance(value, list | tuple):
@@ -257,9 +285,9 @@ def raw_pixels(value: Any) -> int:
 
 
 def normalize_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
-    """Orientation, then transparency, then RGB: the one order for every entry path.
+    """Orientation, then transparency, then RGB: one order for every form in which an image comes.
 
-    16-bit gray is scaled to 8 bits, not clipped. An image is left as it was; nothing is written into it.
+    16-bit gray is scaled to 8 bits, not clipped. The given image is not changed.
 
     Args:
         image: any PIL image.
@@ -274,11 +302,13 @@ def normalize_image(image: Image.Image, *, background: Color = WHITE, orientatio
     if operation is not None:
         image = image.transpose(operation)
     if image.mode in ("F",) or image.mode.startswith("F;"):
-        raise MediaError("an image of floating-point levels has no scale by which to show it", reason="mode")
+        raise MediaError(f"unsupported image mode {image.mode}; convert it to 8 bits per channel", reason="mode")
     if image.mode.startswith("I"):
         return _gray16(image, background)
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, (*background, 255))
+        if image.mode == "P":
+            image = image.copy()  # converting it would write the alpha into the caller's palette
         layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
         image = layers
     return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
@@ -287,7 +317,7 @@ def normalize_image(image: Image.Image, *, background: Color = WHITE, orientatio
 def _gray16(image: Image.Image, background: Color) -> np.ndarray:
     levels = np.asarray(image)
     if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
-        raise MediaError("an image of 32-bit levels has no scale by which to show it", reason="mode")
+        raise MediaError("expected gray levels of 0 to 65535, got 32-bit levels; convert it to 8 bits", reason="mode")
     # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
     narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
     out = np.repeat(narrow[:, :, None], 3, axis=2)
@@ -312,16 +342,16 @@ def _to_array(image: Image.Image) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 where there is none or its block is broken."""
+    """The EXIF orientation, 1 where there is none or its block is corrupted."""
     try:
-        # The base class's method: a PNG's own would decode the pixels, to look for a block behind them.
+        # The base class's method: a PNG's own would decode the pixels, to look for a block after them.
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
     except Exception:
         return 1
 
 
 def _fit_transparency(image: PngImageFile) -> None:
-    """A PNG tells its transparent level in bits of its own; Pillow spreads or narrows the pixels to 8 bits, and not that level."""
+    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level."""
     raw = image.tile[0][3] if image.tile else ""
     key = image.info.get("transparency")
     if raw in _SPREAD and isinstance(key, int):
@@ -331,9 +361,9 @@ def _fit_transparency(image: PngImageFile) -> None:
 
 
 def _late_orientation(data: bytes) -> int:
-    """The orientation that a PNG tells only after its pixels, read without decoding them: from its head and its tail alone."""
+    """The orientation that a PNG stores after its pixels, read without decoding them: from its head and its tail alone."""
     last = data.rfind(b"IDAT")
-    tail = last + 8 + int.from_bytes(data[last - 4 : last], "big")  # behind its data and its checksum
+    tail = last + 8 + int.from_bytes(data[last - 4 : last], "big")  # after its data and its checksum
     if last < 4 or not any(name in data[tail:] for name in _LATE_CHUNKS):
         return 1
     try:
@@ -343,31 +373,52 @@ def _late_orientation(data: bytes) -> int:
         return 1
 
 
-def _media(pixels: np.ndarray) -> DecodedImage:
+def _decoded(pixels: np.ndarray) -> DecodedImage:
     return DecodedImage(Size(*pixels.shape[:2]), pixels)
 
 
-@contextlib.contextmanager
-def _decoding(path: str, settings: Settings) -> Iterator[None]:
-    """Turn whatever a decoder raises into one error that names the media input, without a byte of it.
+def _pack(image: Image.Image) -> tuple[Any, ...]:
+    """A loaded PIL image as plain values: all that its digest and its pixels depend on."""
+    palette = None
+    if image.mode in ("P", "PA") and image.palette is not None:
+        palette = image.palette.mode, bytes(image.getpalette("RGBA") or ())
+    return image.mode, image.size, image.tobytes(), palette, image.info.get("transparency")
+
+
+def _unpack(packed: tuple[Any, ...]) -> Image.Image:
+    mode, size, data, palette, transparency = packed
+    image = Image.frombytes(mode, size, data)
+    if palette is not None:
+        name, colors = palette
+        image.putpalette(colors, "RGBA")
+        image.load()
+        assert image.palette is not None
+        image.palette.mode = name  # by which Pillow knows whether the alpha counts
+    if transparency is not None:
+        image.info["transparency"] = transparency
+    return image
+
+
+def _decoding_image(path: str, settings: Settings) -> AbstractContextManager[None]:
+    """Turn whatever Pillow raises into one error; see `decoder_errors.decoding`.
 
     Pillow's parsers are many and none promises one class; warnings are here too, since a server may have turned them into errors.
     """
-    try:
-        yield
-    except MediaError as error:
-        if error.path is not None:
-            raise
-        raise MediaError(f"{path}: {error.message}", path=path, reason=error.reason) from None
-    except MMPluginError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        limit = min(settings.max_image_pixels, 2 * (Image.MAX_IMAGE_PIXELS or settings.max_image_pixels))
-        # Pillow's own bound on this machine, which may be below ours.
-        raise LimitError.exceeded(
-            "pixels", path=path, setting="max_image_pixels", limit=limit, value=None, fix="send a smaller image"
-        ) from error
-    except UnidentifiedImageError as error:
-        raise MediaError(f"{path}: the bytes are no image of a known format", path=path, reason="format") from error
-    except Exception as error:
-        raise MediaError(f"{path}: the image is broken ({type(error).__name__})", path=path, reason="broken") from error
+
+    def translate(error: Exception) -> MMPluginError | None:
+        if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+            # Pillow's own bound on this machine, which may be below ours.
+            limit = min(settings.max_image_pixels, 2 * (Image.MAX_IMAGE_PIXELS or settings.max_image_pixels))
+            return LimitError.exceeded(
+                "pixels", path=path, setting="max_image_pixels", limit=limit, value=None, fix="send a smaller image"
+            )
+        if isinstance(error, UnidentifiedImageError):
+            return MediaError(
+                f"{path}: the bytes are not an image of a supported format; supported are PNG, JPEG, WebP, GIF, BMP, TIFF, PPM, "
+                "JPEG 2000, AVIF and ICO",
+                path=path,
+                reason="format",
+            )
+        return None
+
+    return decoding(path, "image", errors=lambda: (Exception,), translate=translate)

@@ -78,6 +78,23 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
         return cls(indices, size.times(indices), len(indices) / size.frames * size.fps)
 
 
+def whole(size: VideoSize) -> Sampling:
+    """Every frame of a video: for one whose frames were chosen before it came."""
+    return Sampling.of(size, np.arange(size.frames, dtype=np.int64))
+
+
+def is_sampling(value: Any, frames: int) -> bool:
+    """Whether a value is a `Sampling` of frames of a video with so many, with a finite time for each and a positive rate."""
+    if not isinstance(value, Sampling) or not isinstance(value.fps, int | float) or not 0 < value.fps < math.inf:
+        return False
+    for part, dtype in ((value.indices, np.int64), (value.timestamps, np.float64)):
+        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
+            return False
+    indices, times = value.indices, value.timestamps
+    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
+    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
+
+
 class SampledVideo(msgspec.Struct, frozen=True, eq=False):
     """How large a video is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
 
@@ -86,6 +103,11 @@ class SampledVideo(msgspec.Struct, frozen=True, eq=False):
     indices: np.ndarray
     timestamps: np.ndarray
     fps: float
+
+    @classmethod
+    def of(cls, size: VideoSize, chosen: Sampling) -> SampledVideo:
+        """A video with these of its frames chosen."""
+        return cls(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps))
 
     @property
     def frames(self) -> int:
@@ -193,15 +215,3 @@ class AudioSamples(msgspec.Struct, frozen=True, eq=False):
 
     samples: Any
     sampling_rate: int
-
-
-def is_sampling(found: Any, frames: int) -> bool:
-    """Whether it names frames that a video of so many has."""
-    if not isinstance(found, Sampling) or not isinstance(found.fps, int | float) or not 0 < found.fps < math.inf:
-        return False
-    for part, dtype in ((found.indices, np.int64), (found.timestamps, np.float64)):
-        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
-            return False
-    indices, times = found.indices, found.timestamps
-    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
-    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())

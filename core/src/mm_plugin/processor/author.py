@@ -23,7 +23,7 @@ from mm_plugin.errors import (
     UsageError,
 )
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media.types import DecodedMedia, SampledVideo, VideoSize, is_sampling
+from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import (
     AcceptsAudio,
@@ -110,7 +110,7 @@ class Author:
             raise self.fault(f"{self.name}.sampling_rate must return samples per second, got {rate!r}")
         return rate
 
-    def sample(self, size: VideoSize, options: Any, path: str) -> SampledVideo:
+    def sample(self, size: VideoSize, options: Any, path: str) -> Sampling:
         """The frames that the author chooses of a video."""
         model = self.model
         assert isinstance(model, AcceptsVideos)
@@ -120,7 +120,8 @@ class Author:
                 f"{self.name}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
                 "a finite float64 timestamp for each, and a rate above 0"
             )
-        return SampledVideo(size.height, size.width, found.indices, found.timestamps, float(found.fps))
+        sampling: Sampling = found
+        return sampling
 
     # ---------------------------------------------------------------- one item
 
@@ -144,7 +145,7 @@ class Author:
         good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
         if good and is_embed is not None:
             good = isinstance(is_embed, np.ndarray) and is_embed.dtype == np.bool_ and is_embed.shape == ids.shape
-        if not good or not found.num_rows:
+        if not good or not found.num_embeddings:
             raise self.fault(
                 f"{self.name}.replacement must give ids [n] of integers and is_embed [n] of bool, "
                 "at least one of them true"
@@ -191,13 +192,15 @@ class Author:
 
     # ---------------------------------------------------------------- the whole prompt
 
-    def positions(self, items: Sequence[MultimodalDataItem], seq: int) -> tuple[np.ndarray | None, int | None]:
+    def positions(
+        self, items: Sequence[MultimodalDataItem], seq: int, options: Mapping[str, Any]
+    ) -> tuple[np.ndarray | None, int | None]:
         """M-RoPE positions [3, seq] int64 and their delta, or None twice for a model with ordinary positions."""
         rule = self._positions
         if rule is None:
             return None, None
         model = self.model
-        found = self.call("positions", lambda: rule(items, seq=seq, config=model.config))
+        found = self.call("positions", lambda: rule(items, seq=seq, config=model.config, options=dict(options)))
         positions, delta = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         good = isinstance(positions, np.ndarray) and positions.shape == (3, seq) and positions.dtype == np.int64
         if not good or type(delta) is not int:

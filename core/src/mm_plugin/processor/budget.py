@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mm_plugin.errors import LimitError, RequestError
 from mm_plugin.items import Modality
-from mm_plugin.media.types import SampledVideo, Size
+from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -20,22 +20,19 @@ class Total(msgspec.Struct, frozen=True):
     Attributes:
         setting: name of the limit in `Settings`.
         unit: what is counted, for the message.
-        amount: how much one media input adds, from its size; sizes of media that are in the cache are None.
+        amount: how much one media input adds, from its modality and size.
     """
 
     setting: str
     unit: str
-    amount: Callable[[Any], int]
+    amount: Callable[[Modality, Any], int]
 
 
-def _pixels(size: Any) -> int:
-    """Pixels that are decoded of a media input of this size."""
-    if isinstance(size, SampledVideo):
-        return size.height * size.width * size.frames
-    return size.height * size.width if isinstance(size, Size) else 0
-
-
-TOTALS = (Total("max_request_pixels", "pixels of images and sampled frames", _pixels),)
+TOTALS = (
+    Total(
+        "max_request_pixels", "pixels of images and sampled frames", lambda kind, size: MEDIA_KINDS[kind].pixels(size)
+    ),
+)
 
 
 class Budget:
@@ -89,15 +86,18 @@ class Budget:
                 "tokens in the expanded prompt", path="prompt", setting="max_prompt_tokens", limit=limit, value=length
             )
 
-    def check_totals(self, sizes: Iterable[Any]) -> None:
+    def check_totals(self, sizes: Sequence[tuple[Modality, Any]]) -> None:
         """Hold every sum of `TOTALS` over the media inputs that are decoded to its limit.
+
+        Args:
+            sizes: modality and size of each media input that is not in the cache.
 
         Raises:
             LimitError: a sum is larger.
         """
-        sizes = [size for size in sizes if size is not None]
         for total in TOTALS:
-            self._check(total.unit, total.setting, sum(map(total.amount, sizes)), None)
+            amount = sum(total.amount(modality, size) for modality, size in sizes)
+            self._check(total.unit, total.setting, amount, None)
 
     def _check(self, what: str, setting: str, value: int, path: str | None) -> None:
         limit = getattr(self._settings, setting)

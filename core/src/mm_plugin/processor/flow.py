@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mm_plugin.cache.pins import Pins
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.sources import is_remote
 from mm_plugin.processor import joint

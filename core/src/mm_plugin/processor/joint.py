@@ -13,9 +13,9 @@ from mm_plugin.arrays import detached
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media.source import MEDIA_KINDS
+from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import DecodedMedia
 from mm_plugin.processor.arguments import Arguments, in_order, is_list
 from mm_plugin.processor.joint_output import check_joint_output
@@ -25,7 +25,7 @@ from mm_plugin.processor.preparer import first_error, run_each
 from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
-from mm_plugin.processor.stages.measure import AuthorChooser
+from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import count, facts_of
 from mm_plugin.tasks import JointTask, Preparer, outcome
 
@@ -106,14 +106,13 @@ def measure_jointly(model: OpenModel, request: JointRequest, item: ReadItem) -> 
     """Source and size of one media input."""
     if is_given(item.value):
         raise RequestError(f"{item.path}: {model.spec.name} takes no prepared {item.modality.argument}", path=item.path)
-    kind = MEDIA_KINDS[item.modality]
-    source = kind.open(item.value, path=item.path, settings=model.settings)
-    return source, kind.size(source, AuthorChooser(model, request.facts.options, item.path))
+    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+    return source, source.size(AuthorRules(model, request.facts.options, item.path))
 
 
 def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[Any, Any]]) -> JointTask:
     """The one task of a request, within the limits on totals."""
-    model.budget.check_totals(size for _, size in measured)
+    model.budget.check_totals([(item.modality, size) for item, (_, size) in zip(request.items, measured, strict=True)])
     sources: dict[Modality, list[tuple[Any, Any]]] = {}
     for item, entry in zip(request.items, measured, strict=True):
         sources.setdefault(item.modality, []).append(entry)
@@ -129,8 +128,9 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     entries = [(modality, *entry) for modality, found in task.sources.items() for entry in found]
 
     def decode(entry: tuple[Modality, Any, Any]) -> DecodedMedia:
-        modality, source, size = entry
-        return MEDIA_KINDS[modality].decode(source, size, task.options)
+        _, source, size = entry
+        decoded: DecodedMedia = source.decode(size, background=task.options.background)
+        return decoded
 
     decoded = run_each(model.runtime.executor, decode, entries)
     error = first_error(decoded)

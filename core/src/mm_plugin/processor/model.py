@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from mm_plugin.inputs import SpecialTokens
+from mm_plugin.inputs.processed import SpecialTokens
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import Fields

@@ -9,7 +9,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.events import ItemKeyed
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
-from mm_plugin.inputs import SpecialTokens
+from mm_plugin.inputs.processed import SpecialTokens
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.author import Author
 from mm_plugin.processor.budget import Budget
@@ -52,6 +52,7 @@ class OpenModel:
     ) -> None:
         self.spec, self.runtime, self.settings, self.ref = spec, runtime, runtime.settings, ref
         self.table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, options, owner)
+        self.position_options = self.table.given_at_load()
         self.special_tokens = _special_tokens(spec, checkpoint)
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(checkpoint.config))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from typing import Any
 
 from mm_plugin.identity.framing import feature_digest, feature_digests
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.items import MultimodalInputFormat
-from mm_plugin.media.source import MEDIA_KINDS
+from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.processor.mixins import PreparesBatches
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.tasks import JointTask, Prepared, PrepareTask
@@ -42,9 +42,9 @@ class ThreadPreparer:
 
             return prepare_jointly(self._model, task)
         model, began = self._model, time.perf_counter()
-        kind = MEDIA_KINDS[task.modality]
-        decoded = kind.decode(task.source, task.size, task.options)
-        feature = model.author.prepare(decoded, kind.arrays(decoded), task.fields, task.options, task.path)
+        decoded = task.source.decode(task.size, background=task.options.background)
+        arrays = MEDIA_KINDS[task.modality].arrays(decoded)
+        feature = model.author.prepare(decoded, arrays, task.fields, task.options, task.path)
         with model.author.identified("prepare returned"):
             content = feature_digest(feature, model.runtime.digests)
         return self._identified(task, feature, content, time.perf_counter() - began)
@@ -54,7 +54,7 @@ class ThreadPreparer:
         model, began = self._model, time.perf_counter()
 
         def decode(task: PrepareTask) -> Any:
-            return MEDIA_KINDS[task.modality].decode(task.source, task.size, task.options)
+            return task.source.decode(task.size, background=task.options.background)
 
         found = run_each(model.runtime.executor, decode, tasks)
         good = [index for index, decoded in enumerate(found) if not isinstance(decoded, Exception)]
@@ -71,11 +71,17 @@ class ThreadPreparer:
         except Exception as error:
             for index in good:
                 found[index] = error
-            return found
+            try:
+                return found
+            finally:
+                del found  # as in `run_each`
         seconds = (time.perf_counter() - began) / max(1, len(good))
         for index, feature, content in zip(good, features, contents, strict=True):
             found[index] = self._identified(tasks[index], feature, content, seconds)
-        return found
+        try:
+            return found
+        finally:
+            del found  # as in `run_each`
 
     def _identified(self, task: PrepareTask, feature: Any, content: bytes, seconds: float) -> Prepared:
         spec = self._model.spec
@@ -100,7 +106,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
     """
     if len(items) <= 1:
         return [_attempt(function, item) for item in items]
-    futures = [executor.submit(_attempt, function, item) for item in items]
+    futures = [executor.submit(function, item) for item in items]
     found: list[Any] = [None] * len(items)
     mine = set()
     try:
@@ -110,7 +116,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
                 found[index] = _attempt(function, items[index])
         for index in range(len(items)):
             if index not in mine:
-                found[index] = futures[index].result()
+                found[index] = _attempt(futures[index].result)
         return found
     finally:
         while futures:
@@ -119,9 +125,11 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
         del found
 
 
-def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
+def _attempt(function: Callable[..., Any], *item: Any) -> Any:
     try:
-        return function(item)
+        return function(*item)
+    except CancelledError:
+        raise
     except Exception as error:
         return error
 

@@ -10,9 +10,9 @@ import msgspec
 from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
 from mm_plugin.errors import UsageError
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media.source import MEDIA_KINDS
+from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
@@ -22,7 +22,7 @@ from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.preparer import ThreadPreparer
 from mm_plugin.processor.request import ReadItem
-from mm_plugin.processor.stages.measure import AuthorChooser
+from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
 from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
 
@@ -205,10 +205,10 @@ class Processor:
         path = f"{modality.argument}[0]"
         with translate_errors(opened.author, self._runtime.check_open):
             resolved = opened.table.call(options)
-            known = MEDIA_KINDS[modality].known(size, path, self.settings, AuthorChooser(opened, resolved, path))
+            known = MEDIA_KINDS[modality].known_size(size, AuthorRules(opened, resolved, path), path, self.settings)
             context = opened.author.context(counts or {modality: 1})
             replacement = opened.measure(modality, known, resolved, context, path)[1]
-        return replacement.num_rows, len(replacement.ids) + opened.reader.surrounding(modality)
+        return replacement.num_embeddings, len(replacement.ids) + opened.reader.surrounding(modality)
 
     def prepare_item(
         self,

@@ -63,7 +63,7 @@ def sweep_options(
     kinds = {field.name: field.type for field in _struct_info(type(usual.model).Options).fields}
     trials: list[OptionTrial] = []
     for option, scope in option_scopes(type(usual.model).Options).items():
-        if scope.at == "checkpoint":
+        if scope.at == "checkpoint" or not any(map(scope.is_about, usual.spec.modalities)):
             continue
         current = getattr(usual.options, option)
         tried = 0

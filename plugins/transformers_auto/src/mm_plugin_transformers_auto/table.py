@@ -12,7 +12,16 @@ import torch
 import transformers
 from PIL import Image
 
-from mm_plugin import AudioSamples, ForwardBatch, MultimodalInputs, Registry, UsageError, discover, embed_mm_inputs
+from mm_plugin import (
+    AudioSamples,
+    ForwardBatch,
+    MultimodalInputs,
+    Registry,
+    RequestMedia,
+    UsageError,
+    discover,
+    embed_mm_inputs,
+)
 from mm_plugin_transformers_auto.testing import FAMILIES, Family, make_checkpoint
 
 # (height, width) of two images, and samples of two audio inputs, at 16,000 a second.
@@ -85,7 +94,7 @@ def _measure(registry: Registry, family: Family, folder: Path) -> list[str]:
     if output.input_ids.tolist() != whole["input_ids"][0].tolist():
         raise AssertionError(f"{family.name}: the ids are not the processor's")
     ids = torch.from_numpy(output.input_ids)
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output)], [0], [len(ids)])
+    batch = ForwardBatch([RequestMedia(MultimodalInputs.from_processor_output(output))], [0], [len(ids)])
     step = embed_mm_inputs(ids, batch, model.get_input_embeddings(), encoder)
     if step.failed:
         raise step.failed[0].error

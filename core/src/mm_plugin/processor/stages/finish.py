@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import PlaceholderError, UnattributedError
-from mm_plugin.inputs import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import (
     Expansion,
@@ -56,7 +56,7 @@ def output_of(
     model: OpenModel, ids: np.ndarray, items: list[MultimodalDataItem], dropped: tuple[str, ...] = ()
 ) -> MultimodalProcessorOutput:
     """The output of expanded ids and items that have their spans and identities."""
-    positions, delta = model.author.positions(items, len(ids))
+    positions, delta = model.author.positions(items, len(ids), model.position_options)
     return MultimodalProcessorOutput(
         input_ids=ids,
         padded_input_ids=pad_by_offsets(ids, items),
@@ -65,6 +65,7 @@ def output_of(
         special_tokens=model.special_tokens,
         mrope_positions=positions,
         mrope_position_delta=delta,
+        position_options=dict(model.position_options),
         dropped=dropped,
     )
 

@@ -12,7 +12,7 @@ from mm_plugin.arrays import frozen, is_dense, is_floating, writable
 from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
-from mm_plugin.inputs import PrecomputedEmbeddings, ProcessorOutput
+from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import MultimodalInputFormat
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Claim, Facts, MeasuredItem, ReadItem
@@ -63,9 +63,9 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     else:
         author.call("check_feature", lambda: accepts.check_feature(modality, feature, fields), path)
     replacement = model.replacement(fields, path)
-    if replacement.num_rows != count:
+    if replacement.num_embeddings != count:
         raise author.fault(
-            f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_rows}"
+            f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_embeddings}"
         )
     feature, embeddings = writable(feature), writable(embeddings)
     kind = MultimodalInputFormat.PROCESSOR_OUTPUT if embeddings is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING

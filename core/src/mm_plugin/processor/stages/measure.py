@@ -7,20 +7,20 @@ from typing import Any
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.identity.keys import source_key
-from mm_plugin.media.source import MEDIA_KINDS
-from mm_plugin.media.types import SampledVideo, VideoSize
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.types import Sampling, VideoSize
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
 from mm_plugin.processor.stages.given import accept, is_given
 
 
-class AuthorChooser:
-    """The author's choices that a source needs to be measured: frames of a video, the rate of audio."""
+class AuthorRules:
+    """The author's choices that a source needs before its size is known: frames of a video, the rate of audio."""
 
     def __init__(self, model: OpenModel, options: Any, path: str) -> None:
         self._author, self._options, self._path = model.author, options, path
 
-    def sample(self, size: VideoSize) -> SampledVideo:
+    def sample(self, size: VideoSize) -> Sampling:
         """See `Author.sample`."""
         return self._author.sample(size, self._options, self._path)
 
@@ -66,7 +66,7 @@ def measure(model: OpenModel, facts: Facts, pins: Pins, item: ReadItem) -> Measu
             cached=True,
             seconds=time.perf_counter() - began,
         )
-    size = kind.size(source, AuthorChooser(model, facts.options, item.path))
+    size = source.size(AuthorRules(model, facts.options, item.path))
     fields, replacement = model.measure(item.modality, size, facts.options, facts.context, item.path)
     return MeasuredItem(
         item.modality,

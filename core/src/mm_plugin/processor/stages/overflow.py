@@ -43,7 +43,7 @@ def fit(model: OpenModel, pins: Pins, read: ReadRequest, items: tuple[MeasuredIt
             break
         request = _measured_again(model, pins, read, request, shorter)
     model.budget.check_prompt(expanded_length(request), limit)
-    model.budget.check_totals(item.size for item in request.items)
+    model.budget.check_totals([(item.modality, item.size) for item in request.items if item.size is not None])
     return request
 
 

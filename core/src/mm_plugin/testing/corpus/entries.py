@@ -19,8 +19,8 @@ from mm_plugin.errors import LimitError, RequestError
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import open_audio
 from mm_plugin.media.images import open_image
-from mm_plugin.media.types import AudioSize, DecodedAudio, DecodedImage, DecodedMedia, DecodedVideo, SampledVideo
-from mm_plugin.media.video import open_video, whole
+from mm_plugin.media.types import AudioSize, DecodedAudio, DecodedImage, DecodedMedia, DecodedVideo, SampledVideo, whole
+from mm_plugin.media.video import open_video
 from mm_plugin.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""One pinned buffer through which features go to the device, so that a copy neither waits for the device nor pins memory again."""
+"""A pinned buffer through which features reach the device, so that a copy neither waits for the device nor pins memory again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ DEFAULT_BYTES = 64 * 1024 * 1024
 
 
 class StagingBuffer:
-    """Copies host tensors to one device, in pieces through a pinned buffer of fixed size. Final; safe to use from several threads.
+    """Copies host tensors to one device, in pieces through a pinned buffer of fixed size. Final; thread-safe.
 
-    The buffer has two halves that take turns. A half is written again only when the copy out of it is done, which an event
-    tells. The copy goes the way of the current stream, so on a busy one the host waits for the work before it; with two halves
+    The buffer has two halves that are used in turn. A half is written again only when the copy out of it is done, which an event
+    reports. The copy is queued on the current stream, so on a busy one the host waits for the work before it; with two halves,
     that is the work before the copy before last.
 
+    A bound `Encoder` on a CUDA device has one. A server that passes a mapping of callables makes one per device and passes it as
+    `embed_mm_inputs(..., staging=buffer)`.
+
     Args:
-        device: where tensors go. On a device without pinned memory (the CPU) tensors are moved as they are.
+        device: torch device that receives the tensors. On a device without pinned memory (the CPU), tensors are moved as they are.
         num_bytes: size of the buffer, bytes.
         allocate: makes the pinned buffer; for tests.
         event: makes an event with `record()` and `synchronize()`; for tests.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin.encoder import StagingBuffer
+        >>> StagingBuffer("cpu").send([torch.arange(3)])
+        [tensor([0, 1, 2])]
     """
 
     def __init__(
@@ -42,10 +51,10 @@ class StagingBuffer:
         self._lock = threading.Lock()
 
     def send(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors on the device, with the dtype and shape of the given ones, which are not changed.
+        """The tensors on the device, of the same dtypes and shapes.
 
         Args:
-            tensors: of any dtype and shape; those that lie on the device already are returned as they are.
+            tensors: of any dtype and shape; not changed. Those that are not on the host are moved without the buffer.
         """
         with self._lock:
             return [self._send(tensor) for tensor in tensors]
@@ -64,7 +73,7 @@ class StagingBuffer:
         return out.view(tensor.dtype).reshape(tensor.shape)
 
     def _take(self) -> tuple[torch.Tensor, Any]:
-        """The half whose turn it is, when nothing is copied out of it any more."""
+        """The next half, once the last copy out of it is done."""
         if not self._halves:
             assert self._allocate is not None
             self._halves = [(self._allocate(self._half), self._event()) for _ in range(2)]
