@@ -76,7 +76,7 @@ def test_the_page_on_embedding_runs_from_top_to_bottom(
     for source in blocks(ROOT / "docs" / "embedding.md", "python"):
         exec(compile(source, "docs/embedding.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert "rows in the first chunk" in printed
+    assert "embeddings in the first chunk" in printed
     assert "HTTP 400" not in printed
     assert names["step"].failed == ()
 

@@ -15,19 +15,19 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from PIL import Image, ImageFile, PngImagePlugin
+from toy import ToyCheckpoint, owner_of, word_tokenizer
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-# Plugins of the environment, which a test shall neither need nor meet.
+# Plugins of the environment, which tests must neither need nor see.
 OUTSIDE = tuple(sorted({entry.name for entry in importlib.metadata.entry_points(group="mm_plugin")}))
 
 # Each import of a hooks module leaves a mark, so that "never imported" can be proved.
@@ -219,7 +219,7 @@ def fresh() -> Callable[..., Any]:
 
 @pytest.fixture
 def events() -> list[Any]:
-    """Where a test's observer puts what it hears."""
+    """Where a test's observer puts the events that it receives."""
     return []
 
 
@@ -228,22 +228,6 @@ def executor() -> Iterator[Executor]:
     """The threads that a test's processors share."""
     with ThreadPoolExecutor(4) as found:
         yield found
-
-
-@pytest.fixture
-def word_tokenizer() -> Callable[..., Any]:
-    """Makes a tokenizer of whole words: `?` is 0, the words follow from 1 on, and after them the special tokens."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    def make(special: Iterable[str], words: Sequence[str] = ("word",)) -> PreTrainedTokenizerFast:
-        vocabulary = {word: index for index, word in enumerate(("?", *words))}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-
-    return make
 
 
 @pytest.fixture
@@ -264,7 +248,7 @@ def make_runtime(executor: Executor, events: list[Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def open_words(make_runtime: Callable[..., Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
+def open_words(make_runtime: Callable[..., Any]) -> Callable[..., Any]:
     """Opens an author's class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
     from mm_plugin.processor import Processor
 
@@ -277,14 +261,10 @@ def open_words(make_runtime: Callable[..., Any], word_tokenizer: Callable[..., A
         runtime: Any = None,
         **settings: Any,
     ) -> Any:
-        checkpoint = SimpleNamespace(
-            folder=Path("nowhere"),
-            config={"vocab_size": 9},
-            tokenizer=word_tokenizer(spec.placeholders.values() if special is None else special, words),
-            preprocessor=lambda modality: {},
+        checkpoint: Any = ToyCheckpoint(
+            word_tokenizer(spec.placeholders.values() if special is None else special, words)
         )
-        owner = {"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"}
-        return Processor(cls, spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner)
+        return Processor(cls, spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner_of(spec))
 
     return make
 

@@ -8,54 +8,27 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from toy import Toy, toy_spec
 
 from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalProcessorOutput
-from mm_plugin.items import Modality
-from mm_plugin.media import DecodedMedia, Size
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, flow
-from mm_plugin.spec import ModelSpec
+from mm_plugin.media import DecodedMedia
+from mm_plugin.processor import ModelProcessor, flow
 
 
-class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, OptionScope.request("image")] = 0
+class Processor(Toy):
+    """Two rows for each image where there are more than two."""
+
+    crowded = 2
 
 
-class Processor(ModelProcessor):
-    """A row per row of pixels, fewer where there are more than two images."""
-
-    Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return counts.get(Modality.IMAGE, 0) > 2
-
-    def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
-        return {"rows": 2 if context else size.height}
-
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
-        return decoded.pixels.astype(np.int16) + options.tone
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
-
-
-SPEC = ModelSpec(
-    name="busy",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("rows",)},
-    padding="runs",
-    processor="busy:Processor",
-    encoder="busy:Encoder",
-)
+SPEC = toy_spec(name="busy")
 Open = Callable[..., ModelProcessor]
 
 
@@ -221,7 +194,7 @@ def judge_stats(processor: ModelProcessor, cache: str) -> None:
 class Held(Processor):
     """Waits in `prepare` until its gate is open."""
 
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
         (gate,) = GATES
         gate.begun.release()
         assert gate.release.wait(20)
@@ -320,7 +293,7 @@ def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy
     class Uneven(Processor):
         """Fails on the first of its images while the second is still being prepared."""
 
-        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
             if decoded.pixels.shape[0] == 3:
                 assert begun.wait(10)
                 threading.Timer(0.1, release.set).start()
@@ -331,13 +304,9 @@ def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy
 
     processor = open_busy(Uneven)
     media = [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)]
-    ask = (
-        (lambda: asyncio.run(processor.process_async("<image> <image>", media)))
-        if asynchronous
-        else (lambda: processor.process("<image> <image>", media))
-    )
+    process = (lambda *given: asyncio.run(processor.process_async(*given))) if asynchronous else processor.process
     with pytest.raises(ProcessorError, match="broken"):
-        ask()
+        process("<image> <image>", media)
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
 
 

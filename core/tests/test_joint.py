@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from toy import Toy, png, toy_spec
 
 from mm_plugin import (
-    BaseOptions,
     DecodedMedia,
     JointItem,
     JointOutput,
     LimitError,
     MediaError,
     Modality,
-    ModelProcessor,
-    ModelSpec,
     MultimodalInputs,
     PlaceholderError,
     PrecomputedEmbeddings,
@@ -33,24 +29,12 @@ from mm_plugin import (
 from mm_plugin.events import HashIgnored, ItemKeyed
 
 WORD, OTHER, IMAGE, MARK = 1, 2, 3, 4
-SPEC = ModelSpec(
-    name="mosaic",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("heights",)},
-    padding="offsets",
-    processor="mosaic:Processor",
-    encoder="mosaic:Encoder",
-)
+SPEC = toy_spec(name="mosaic", fields={Modality.IMAGE: ("heights",)}, padding="offsets")
 Open = Callable[..., Any]
 
 
-class Mosaic(ModelProcessor, ProcessesJointly):
+class Mosaic(ProcessesJointly, Toy):
     """All images side by side, as many rows as the highest is high, wherever the text says `<image>`; then a mark."""
-
-    Options = BaseOptions
-    seen: list[tuple[str, bool]]
 
     def is_joint(self) -> bool:
         return True
@@ -70,17 +54,14 @@ class Mosaic(ModelProcessor, ProcessesJointly):
         fields = {"heights": np.array(heights)}
         return JointOutput(np.array([*ids, MARK]), [JointItem(Modality.IMAGE, is_embed, feature, fields)])
 
-    def context(self, counts: Mapping[Modality, int]) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: None) -> dict[str, Any]:
-        raise AssertionError("a medium was laid out by itself")
+    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
+        raise AssertionError("an image was laid out by itself")
 
     def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
-        raise AssertionError("a medium was prepared by itself")
+        raise AssertionError("an image was prepared by itself")
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        raise AssertionError("a medium was replaced by itself")
+        raise AssertionError("an image was replaced by itself")
 
 
 @pytest.fixture
@@ -88,14 +69,7 @@ def mosaic(open_words: Open) -> Any:
     return open_words(Mosaic, SPEC, ["<image>", "<mark>"], ("word", "other"))
 
 
-def png(seed: int, height: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 200, (height, 2, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-A, B = png(0, 3), png(1, 4)
+A, B = png(0, 3, 2), png(1, 4, 2)
 
 
 def test_a_request_gives_one_item_with_the_spans_of_all_its_media(mosaic: Any, events: list[Any]) -> None:

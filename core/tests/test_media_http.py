@@ -26,15 +26,13 @@ import numpy as np
 import pytest
 import trustme
 from PIL import Image
+from toy import PlainToy, toy_spec
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
-from mm_plugin.items import Modality
-from mm_plugin.media import DecodedMedia, ImageSource, http, open_image
+from mm_plugin.media import ImageSource, http, open_image
 from mm_plugin.media.http import fetch, fetch_async
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor
+from mm_plugin.processor import ModelProcessor
 from mm_plugin.settings import Settings
-from mm_plugin.spec import ModelSpec
 
 PATH = "images[1]"
 HOST = "media.test"
@@ -1063,36 +1061,6 @@ def test_a_traceback_holds_no_url(serve: Callable[..., Server], names: Names) ->
 # --- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Heights(ModelProcessor):
-    """A row for each row of pixels."""
-
-    Options = BaseOptions
-
-    def context(self, counts: Any) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
-        return {"rows": size.height}
-
-    def prepare(self, decoded: DecodedMedia, layout: Any, options: Any) -> np.ndarray:
-        return decoded.pixels.copy()
-
-    def replacement(self, layout: Any) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
-
-
-HEIGHTS = ModelSpec(
-    name="heights",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("rows",)},
-    padding="runs",
-    processor="heights:Heights",
-    encoder="heights:Encoder",
-)
-
-
 @pytest.mark.parametrize("as_async", [False, True], ids=["sync", "async"])
 def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
     serve: Callable[..., Server],
@@ -1107,7 +1075,11 @@ def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
     good, bad = serve(ok(buffer.getvalue())), serve(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
     settings = limits(good, bad)
     processor = open_words(
-        Heights, HEIGHTS, allowed_hosts=settings.allowed_hosts, private_hosts=settings.private_hosts, fetch_seconds=20.0
+        PlainToy,
+        toy_spec(),
+        allowed_hosts=settings.allowed_hosts,
+        private_hosts=settings.private_hosts,
+        fetch_seconds=20.0,
     )
     loop_threads: list[int] = []
 

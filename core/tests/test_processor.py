@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import toy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from toy import Toy, ToyCheckpoint, ToyOptions, owner_of, toy_spec, word_tokenizer
 
 from mm_plugin.errors import (
     LimitError,
@@ -37,12 +35,11 @@ from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor, OptionScope, Processor
+from mm_plugin.processor import ModelProcessor, OptionScope, Processor
 from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
-BLAME = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
 IMAGE, AUDIO, WORD, NEWLINE = 10, 11, 1, 2
 TEMPLATE = (
     "{% for m in messages %}{% for p in m['content'] %}"
@@ -50,22 +47,17 @@ TEMPLATE = (
 )
 
 
-class Options(BaseOptions, frozen=True, kw_only=True):
-    """`tone` changes images, `pitch` changes audio alone, `edge` is fixed at load, `depth` is the checkpoint's."""
+class Options(ToyOptions, frozen=True, kw_only=True):
+    """`edge` is fixed at load, `depth` is the checkpoint's."""
 
-    tone: Annotated[int, msgspec.Meta(ge=0, le=255), OptionScope.request("image")] = 0
-    pitch: Annotated[int, OptionScope.request("audio")] = 0
     edge: Annotated[int, OptionScope.load("image")] = 4
     depth: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
-class Tiny(ModelProcessor):
+class Tiny(Toy):
     """A row per `edge` x `edge` block, row by row with a line token between; more than two images get one row each."""
 
     Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return counts.get(Modality.IMAGE, 0) > 2
 
     def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
         if size.height * 50 < size.width:
@@ -73,43 +65,21 @@ class Tiny(ModelProcessor):
         grid = [1, 1] if context else [-(-size.height // options.edge), -(-size.width // options.edge)]
         return {"grid": np.array(grid)}
 
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
-        return decoded.pixels.astype(np.int16) + options.tone
-
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         height, width = layout["grid"].tolist()
         ids = np.array(([IMAGE] * width + [NEWLINE]) * height)
         return Replacement(ids, ids == IMAGE)
 
 
-class FakeCheckpoint:
-    """What a processor reads of a checkpoint."""
-
-    folder = Path("nowhere")
-
-    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        self.settings, self.config = settings, config
-        vocabulary = {"?": 0, "word": WORD, "line": NEWLINE, "other": 3}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_tokens([f"filler{index}" for index in range(IMAGE - 4)])
-        tokenizer.add_special_tokens([AddedToken("<image>", special=True), AddedToken("<audio>", special=True)])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", chat_template=TEMPLATE)
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return self.settings
+WORDS = ("word", "line", "other", *(f"filler{index}" for index in range(IMAGE - 4)))
+SPEC = toy_spec(name="tiny", fields={Modality.IMAGE: ("grid",)})
+OWNER = owner_of(SPEC)
 
 
-SPEC = ModelSpec(
-    name="tiny",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("grid",)},
-    padding="runs",
-    processor="tiny:Tiny",
-    encoder="tiny:Encoder",
-)
+def tiny_checkpoint(settings: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None) -> Any:
+    tokenizer = word_tokenizer(("<image>", "<audio>"), WORDS, chat_template=TEMPLATE)
+    return ToyCheckpoint(tokenizer, settings, config or {"vocab_size": 12})
+
 
 Open = Callable[..., ModelProcessor]
 
@@ -145,20 +115,18 @@ def open_tiny(make_runtime: Callable[..., Any]) -> Open:
         **options: Any,
     ) -> ModelProcessor:
         runtime = make_runtime(preprocess_cache_bytes=cache_bytes, **dict(limits or {}))
-        opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
-        return Processor(cls, spec, opened, runtime, options, owner=BLAME)
+        opened = tiny_checkpoint(checkpoint, config)
+        return Processor(cls, spec, opened, runtime, options, owner=OWNER)
 
     return make
 
 
 def img(seed: int = 0, height: int = 6, width: int = 9) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 200, (height, width, 3), dtype=np.uint8)
+    return toy.img(seed, height, width)
 
 
 def png(seed: int = 0, height: int = 6, width: int = 9) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(img(seed, height, width)).save(file, "PNG")
-    return file.getvalue()
+    return toy.png(seed, height, width)
 
 
 def same(left: MultimodalProcessorOutput, right: MultimodalProcessorOutput) -> bool:
@@ -227,8 +195,7 @@ def test_messages_bring_their_own_media(open_tiny: Open) -> None:
 def test_a_count_is_what_processing_yields(height: int, width: int, others: int) -> None:
     with ThreadPoolExecutor(1) as executor:
         runtime = Runtime(Settings(preprocess_cache_bytes=0), executor=executor)
-        checkpoint: Any = FakeCheckpoint({}, {})
-        processor = Processor(Tiny, SPEC, checkpoint, runtime, {}, owner=BLAME)
+        processor = Processor(Tiny, SPEC, tiny_checkpoint(), runtime, {}, owner=OWNER)
         rows, tokens = processor.count("image", (height, width), counts={Modality.IMAGE: 1 + others})
         images = [np.zeros((height, width, 3), dtype=np.uint8)] * (1 + others)
         output = processor.process([IMAGE] * (1 + others), images)
@@ -476,7 +443,7 @@ def test_a_size_that_is_no_size_is_a_usage_error(open_tiny: Open, size: Any) -> 
 def test_a_count_of_what_is_not_served_is_refused(open_tiny: Open) -> None:
     with pytest.raises(RequestError, match="takes images, not audios"):
         open_tiny().count("audio", (4, 4))
-    with pytest.raises(UsageError, match="no modality"):
+    with pytest.raises(UsageError, match="modality: expected one of"):
         open_tiny().count("smell", (4, 4))
     with pytest.raises(MediaError, match="too thin"):
         open_tiny().count("image", (1, 51))
@@ -655,17 +622,8 @@ def test_every_option_that_changes_the_output_is_in_the_key(open_tiny: Open, dec
 
 
 def test_an_option_of_another_modality_is_not_in_the_key(open_tiny: Open, decodes: list[str]) -> None:
-    class WithAudio(Tiny, AcceptsAudio):
-        def sampling_rate(self, options: Options) -> int:
-            raise NotImplementedError
-
-    both = msgspec.structs.replace(
-        SPEC,
-        modalities=(Modality.IMAGE, Modality.AUDIO),
-        placeholders={Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"},
-        fields={Modality.IMAGE: ("grid",), Modality.AUDIO: ()},
-    )
-    processor = open_tiny(WithAudio, spec=both)
+    fields = {Modality.IMAGE: ("grid",), Modality.AUDIO: ()}
+    processor = open_tiny(spec=toy_spec(Modality.IMAGE, Modality.AUDIO, name="tiny", fields=fields))
     assert identity(processor, png(), pitch=1) == identity(processor, png(), pitch=2) == identity(processor, png())
     assert len(decodes) == 1
 
@@ -794,7 +752,7 @@ def test_expanded_ids_give_the_same_request(open_tiny: Open) -> None:
 def test_expanded_ids_that_do_not_match_are_refused(open_tiny: Open, change: Callable[[list[int]], list[int]]) -> None:
     processor = open_tiny()
     ids = processor.process("word <image>", [png()]).input_ids.tolist()
-    with pytest.raises(PlaceholderError, match="item 0 should stand for 8 tokens"):
+    with pytest.raises(PlaceholderError, match="item 0: expected its 8 tokens"):
         processor.process(change(ids), [png()], expanded=True)
 
 

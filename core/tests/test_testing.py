@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from toy import PlainToy, ToyCheckpoint, owner_of, toy_spec
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import (
-    AcceptsVideos,
     BaseOptions,
     DecodedMedia,
     Modality,
     ModelProcessor,
-    ModelSpec,
     OptionScope,
     Processor,
-    Replacement,
-    Sampling,
     Settings,
-    Size,
-    VideoSize,
 )
 from mm_plugin.demo import sample_images
 from mm_plugin.runtime import Runtime
@@ -35,33 +29,18 @@ TEMPLATE = (
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}[end]{% endfor %}"
 )
-SPEC = ModelSpec(
-    name="kit",
-    output_version=1,
-    modalities=(Modality.IMAGE, Modality.VIDEO),
-    placeholders={Modality.IMAGE: "<image>", Modality.VIDEO: "<video>"},
-    fields={Modality.IMAGE: ("size",), Modality.VIDEO: ("size",)},
-    padding="runs",
-    processor="kit:Right",
-    encoder="kit:Encoder",
-)
+SPEC = toy_spec(Modality.IMAGE, Modality.VIDEO, name="kit")
 
 
-class Checkpoint:
-    folder = Path("nowhere")
-    config: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self) -> None:
-        alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-        tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.add_special_tokens(
-            [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>", "<video>")]
-        )
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return {}
+def byte_tokenizer() -> Any:
+    """Every byte is a token, so that any text can be read back."""
+    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>", "<video>")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
@@ -71,24 +50,17 @@ class Options(BaseOptions, frozen=True, kw_only=True):
     fixed: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
-class Right(ModelProcessor, AcceptsVideos):
+class Right(PlainToy):
+    """As many rows as the option `size` says."""
+
     Options = Options
 
-    def sample(self, size: VideoSize, options: Any) -> Sampling:
-        raise NotImplementedError
-
-    def context(self, counts: Mapping[Modality, int]) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Size, options: Any, context: None) -> dict[str, Any]:
-        return {"size": options.size}
+    def rows(self, modality: Modality, size: Any, options: Any, context: Any) -> int:
+        return options.size
 
     def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> np.ndarray:
-        flat = decoded.pixels[: layout["size"], 0].astype(np.int16)
+        flat = decoded.pixels[: layout["rows"], 0].astype(np.int16)
         return -flat if options.tone == "dark" else flat
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["size"])
 
 
 class ReadsAnothersOption(Right):
@@ -108,9 +80,6 @@ class DeclaresWrongly(Right):
     Options = OptionsOfVideo
 
 
-OWNER = {"plugin": "kit", "distribution": "kit", "version": "1"}
-
-
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
     with Runtime(Settings(threads=2, preprocess_cache_bytes=1 << 20)) as made:
@@ -118,8 +87,8 @@ def runtime() -> Iterator[Runtime]:
 
 
 def opener(cls: type[ModelProcessor], runtime: Runtime) -> Any:
-    checkpoint: Any = Checkpoint()
-    return lambda **options: Processor(cls, SPEC, checkpoint, runtime, options, owner=OWNER)
+    checkpoint: Any = ToyCheckpoint(byte_tokenizer(), config={})
+    return lambda **options: Processor(cls, SPEC, checkpoint, runtime, options, owner=owner_of(SPEC))
 
 
 MEDIA = {Modality.IMAGE: np.arange(40 * 3 * 3, dtype=np.uint8).reshape(40, 3, 3)}
