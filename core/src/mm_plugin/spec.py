@@ -44,7 +44,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             added before the prompt is tokenized, because the tokenizer may join it with the text beside it.
         specialize: `"module:function"` for plugins that learn from a checkpoint what they can serve of it. It is called with
             this spec and an open `Checkpoint`, and returns the spec for that checkpoint, the `Checkpoint` to continue with, and
-            the state that processor and encoder find in `Checkpoint.specialization`. `modalities`, `placeholders` and `fields` may then be empty here.
+            the state that processor and encoder find in `Checkpoint.specialization`. `modalities`, `placeholders` and `fields`
+            may then be empty here.
         notes: texts by name in which a plugin says how it specialized this spec; kept in the plugin's record.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from mm_plugin.arrays import torch_of_tensors
 from mm_plugin.errors import PluginError
 
 logger = logging.getLogger("mm_plugin")
@@ -76,9 +78,8 @@ class Digests:
         kind = device.type
         with self._lock:
             if kind not in self._functions and kind == "cuda" and _has_triton():
-                from mm_plugin.identity.blake3_triton import digest_buffers
-
-                self._functions[kind] = digest_buffers
+                kernel = importlib.import_module("mm_plugin.identity.blake3_triton")
+                self._functions[kind] = kernel.digest_buffers
             function = self._functions.get(kind)
             if function is None:
                 if kind not in self._copied:
@@ -111,7 +112,7 @@ def _asked(function: DigestFunction, tensors: Sequence[Any], device: Any) -> lis
 
 def _check(function: DigestFunction, device: Any) -> None:
     """Compare with the vectors of the BLAKE3 specification: byte i of an input is i modulo 251."""
-    import torch
+    torch = torch_of_tensors()
 
     vectors = test_vectors()["blake3"]
     inputs = [torch.arange(entry["length"]).remainder(251).to(torch.uint8).to(device) for entry in vectors]

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mm_plugin.arrays import is_tensor
+from mm_plugin.arrays import is_tensor, torch_of_tensors
 from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import Digests, digest
 
@@ -173,7 +173,7 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
         raise UsageError(
             f"feature: expected a numpy array or torch tensor, got {type(value).__name__}", argument="feature"
         )
-    import torch
+    torch = torch_of_tensors()
 
     odd = value.is_nested or value.is_quantized or value.device.type == "meta"
     if value.layout is not torch.strided or odd:

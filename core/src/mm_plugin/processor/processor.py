@@ -208,7 +208,7 @@ class Processor:
             known = MEDIA_KINDS[modality].known_size(size, AuthorRules(opened, resolved, path), path, self.settings)
             context = opened.author.context(counts or {modality: 1})
             replacement = opened.measure(modality, known, resolved, context, path)[1]
-        return replacement.num_embeddings, len(replacement.ids) + opened.reader.surrounding(modality)
+        return replacement.num_embeddings, len(replacement.ids) + opened.reader.affix_tokens(modality)
 
     def prepare_item(
         self,
