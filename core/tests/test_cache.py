@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.cache import (
-    ITEM_KEY_BYTES,
     ComputeCache,
     EmbeddingCache,
     GuardedStore,
@@ -26,10 +25,9 @@ from mm_plugin.cache import (
     Store,
     embedding_key,
     encoder_key,
-    item_key,
 )
 from mm_plugin.inputs import Encoded
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import ITEM_KEY_BYTES, Modality, MultimodalDataItem, item_key
 
 # --- MemoryStore -------------------------------------------------------------------------------------------------------
 

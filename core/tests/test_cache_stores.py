@@ -459,7 +459,7 @@ class Rows:
     """Embeddings as float32 with their shape."""
 
     def encode(self, value: Encoded) -> list[memoryview]:
-        rows = value.rows.numpy()
+        rows = value.embeddings.numpy()
         return [memoryview(bytes(rows.shape)), memoryview(rows.tobytes())]
 
     def decode(self, data: memoryview) -> Encoded:
@@ -477,13 +477,13 @@ def test_embeddings_are_shared_by_workers_and_checked_at_every_hit(tiered: bool)
     def worker() -> EmbeddingCache:
         store: Store = EncodedStore(remote, Rows(), namespace=b"rows/1/")
         if tiered:
-            store = TieredStore(MemoryStore(1 << 10), store, num_bytes=lambda value: value.rows.nbytes)
+            store = TieredStore(MemoryStore(1 << 10), store, num_bytes=lambda value: value.embeddings.nbytes)
         return EmbeddingCache(0, store=store)
 
     first, second = worker(), worker()
     embeddings = Encoded(torch.arange(6.0).reshape(3, 2))
     assert first.put(b"key", embeddings)
-    assert torch.equal(second.get(b"key", **FIT).rows, embeddings.rows)
+    assert torch.equal(second.get(b"key", **FIT).embeddings, embeddings.embeddings)
     assert second.get(b"key", **FIT | {"hidden": 3}) is None  # dropped, for all
     assert remote.entries == {}
     assert second.get(b"key", **FIT) is None
@@ -497,6 +497,6 @@ def test_corrupted_embeddings_are_a_miss_that_is_encoded_again() -> None:
     remote.entries[b"key"] = b"\x09\x09short"
     assert cache.get(b"key", **FIT) is None
     assert cache.put(b"key", Encoded(torch.ones(3, 2)))
-    assert torch.equal(cache.get(b"key", **FIT).rows, torch.ones(3, 2))
+    assert torch.equal(cache.get(b"key", **FIT).embeddings, torch.ones(3, 2))
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.mismatches, stats.errors) == (1, 1, 0, 1)

@@ -146,10 +146,12 @@ def test_provenance_holds_for_a_right_reader(runtime: Runtime) -> None:
 def test_a_reader_that_encodes_messages_as_they_are_is_caught(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_plugin.prompt import PromptReader
+    from mm_plugin.prompt import PromptReader, encode_rendered
 
     monkeypatch.setattr(
-        PromptReader, "_encode_messages", lambda self, messages: self._encode(self._render(messages), rendered=True)
+        PromptReader,
+        "_encode_messages",
+        lambda self, messages: encode_rendered(self._tokenizer, self._render(messages)),
     )
     with pytest.raises(AssertionError, match="became a token of the model"):
         sweep_provenance(opener(Right, runtime)())

@@ -196,7 +196,7 @@ def test_a_plugin_that_claims_the_model_is_not_replaced_silently(
         processor = registry.load_processor(checkpoint("llava"), fallback="always")
         encoder = registry.load_encoder(checkpoint("llava"), fallback="always")
         item = processor.process("<image>", [make_image()]).mm_items[0]
-        assert encoder.encode(item.modality, [item])[0].rows.shape == (16, 32)
+        assert encoder.encode(item.modality, [item])[0].embeddings.shape == (16, 32)
         assert registry.load_processor(checkpoint("llava_next")).spec.name.endswith("LlavaNextForConditionalGeneration")
 
 

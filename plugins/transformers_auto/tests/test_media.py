@@ -43,7 +43,7 @@ def test_small_thin_and_odd_images_end_in_a_result_or_a_media_error(family: str,
             continue
         served += 1
         (item,) = output.mm_items
-        rows = encoder(family).encode(item.modality, [item])[0].rows
+        rows = encoder(family).encode(item.modality, [item])[0].embeddings
         assert len(rows) == item.num_tokens
     assert served >= 8
     assert set(refused) <= {"images[0]"}

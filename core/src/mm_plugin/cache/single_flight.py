@@ -101,15 +101,13 @@ class ComputeCache:
         while pending:
             own, others = self._claim(pending)
             answers |= self._fly(own, lambda missing: compute([first[key] for key in missing]), num_bytes)
-            arrived = {key: outcome for key, flight in others.items() if (outcome := _outcome(flight)) is not None}
-            answers |= arrived
+            answers |= {key: outcome for key, flight in others.items() if (outcome := _outcome(flight)) is not None}
             # Where the computing caller was interrupted, which concerns nobody else, the key is claimed again.
-            pending = [key for key in others if key not in arrived]
+            pending = [key for key in others if key not in answers]
         try:
             return [(answers[key][0], answers[key][1] or first[key] != index) for index, key in enumerate(keys)]
         finally:
             answers.clear()  # the traceback of an error among them leads to this frame, which must not lead back
-            del arrived
 
     def _claim(self, keys: Iterable[bytes]) -> tuple[dict[bytes, _Flight], dict[bytes, _Flight]]:
         """Flights of keys that are this caller's to compute, and of those that others compute."""

@@ -116,7 +116,12 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
                 found[index] = _attempt(function, items[index])
         for index in range(len(items)):
             if index not in mine:
-                found[index] = _attempt(futures[index].result)
+                try:
+                    found[index] = futures[index].result()
+                except CancelledError:
+                    raise  # the executor was closed
+                except Exception as error:
+                    found[index] = error
         return found
     finally:
         while futures:
@@ -125,9 +130,9 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
         del found
 
 
-def _attempt(function: Callable[..., Any], *item: Any) -> Any:
+def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
-        return function(*item)
+        return function(item)
     except CancelledError:
         raise
     except Exception as error:
