@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Row
-from mm_plugin.cache import EmbeddingCache
+from mm_plugin.cache import EmbeddingCache, embedding_key, encoder_key
 from mm_plugin.embed import embed_mm_inputs
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 
 REQUESTS, IMAGES, ROWS, EXTEND = 8, 3, 256, 1_024
@@ -44,7 +44,7 @@ def _step(work: str, hidden: int, bar: Bar) -> Row:
     model_ids = torch.randint(0, PLACEHOLDER, (total,), generator=generator)
     cache_ids = model_ids.clone()
     images = [torch.randn(ROWS, hidden, generator=generator).bfloat16() for _ in range(REQUESTS * IMAGES)]
-    inputs, spans, text, cursor = [], [], [], 0
+    media, spans, text, cursor = [], [], [], 0
     for request in range(REQUESTS):
         items = [_item(request * IMAGES + image, 64 + image * (ROWS + 64)) for image in range(IMAGES)]
         for item in items:
@@ -55,9 +55,10 @@ def _step(work: str, hidden: int, bar: Bar) -> Row:
             spans.append((start, end + 1))
             cursor = end + 1
         empty = np.zeros(EXTEND, dtype=np.int64)
-        inputs.append(MultimodalInputs(mm_items=items, padded_input_ids=empty, token_modalities=empty))
+        inputs = MultimodalInputs(mm_items=items, input_ids=empty, padded_input_ids=empty, token_modalities=empty)
+        media.append(RequestMedia(inputs))
     text.append((cursor, total))
-    batch = ForwardBatch(inputs, [0] * REQUESTS, [EXTEND] * REQUESTS)
+    batch = ForwardBatch(media, [0] * REQUESTS, [EXTEND] * REQUESTS)
     cache = EmbeddingCache(1 << 30)
 
     def encode(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
@@ -116,10 +117,10 @@ def _growth() -> Row:
         return [encoded[int(item.feature)] for item in called]
 
     def run(size: int) -> torch.Tensor:
-        inputs = MultimodalInputs(mm_items=items, padded_input_ids=empty, token_modalities=empty)
-        parts = []
+        inputs = MultimodalInputs(mm_items=items, input_ids=empty, padded_input_ids=empty, token_modalities=empty)
+        media, parts = RequestMedia(inputs), []
         for start in range(0, total, size):
-            batch = ForwardBatch([inputs], [start], [min(size, total - start)])
+            batch = ForwardBatch([media], [start], [min(size, total - start)])
             step = embed_mm_inputs(ids[start : start + size], batch, table, {Modality.IMAGE: encode})
             parts.append(step.input_embeds)
         return torch.cat(parts)
@@ -141,7 +142,7 @@ def _cache() -> Iterator[Row]:
     """1,000 keys in turns, all of which fit."""
     rows_of = torch.zeros(4, 8)
     encoded, dtype, device = Encoded(rows_of), rows_of.dtype, rows_of.device
-    keys = [(Modality.IMAGE, index.to_bytes(32, "big"), 4, "version", "torch.float32") for index in range(1_000)]
+    keys = [embedding_key(index.to_bytes(32, "big"), encoder_key("version", "torch.float32")) for index in range(1_000)]
     asked = keys * (OPERATIONS // len(keys))
     cache = EmbeddingCache(1 << 30)
     entries: OrderedDict[Any, Any] = OrderedDict()

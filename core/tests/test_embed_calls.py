@@ -17,7 +17,7 @@ from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import EncoderError
 from mm_plugin.events import EncodeBatch, Event, Observers
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
@@ -29,19 +29,23 @@ def table() -> torch.nn.Embedding:
     return torch.nn.Embedding.from_pretrained(torch.full((8, HIDDEN), -1.0))
 
 
-def make_inputs(*media: tuple[int, int], given: bool = False) -> MultimodalInputs:
+def make_media(*items_of: tuple[int, int]) -> RequestMedia:
     """Items (seed, rows) one after another, without text."""
     cursor, items = 0, []
-    for seed, count in media:
+    for seed, count in items_of:
         item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(cursor, cursor + count - 1)])
         item.feature = np.array([seed])
         item.set_identity(seed.to_bytes(32, "big"))
         items.append(item)
         cursor += count
-    return MultimodalInputs(
-        mm_items=items,
-        padded_input_ids=pad_by_offsets(np.zeros(cursor, np.int64), items),
-        token_modalities=token_modalities_of(items, cursor),
+    ids = np.zeros(cursor, np.int64)
+    return RequestMedia(
+        MultimodalInputs(
+            mm_items=items,
+            input_ids=ids,
+            padded_input_ids=pad_by_offsets(ids, items),
+            token_modalities=token_modalities_of(items, cursor),
+        )
     )
 
 
@@ -49,10 +53,10 @@ def rows(item: MultimodalDataItem) -> torch.Tensor:
     return torch.full((item.num_tokens, HIDDEN), float(item.feature[0]))
 
 
-def expected(inputs: MultimodalInputs, failed: Sequence[int] = ()) -> list[list[float]]:
+def expected(media: RequestMedia, failed: Sequence[int] = ()) -> list[list[float]]:
     return [
         [0.0 if index in failed else float(item.feature[0])] * HIDDEN
-        for index, item in enumerate(inputs.mm_items)
+        for index, item in enumerate(media.inputs.mm_items)
         for _ in range(item.offsets[0][1] + 1 - item.offsets[0][0])
     ]
 
@@ -78,11 +82,11 @@ class Collective(Recorder):
 
 
 def step(
-    inputs: Sequence[MultimodalInputs], table: Any, encoder: Any, cache: EmbeddingCache | None = None, **options: Any
+    media: Sequence[RequestMedia], table: Any, encoder: Any, cache: EmbeddingCache | None = None, **options: Any
 ) -> EmbedOutput:
-    ids = torch.from_numpy(np.concatenate([each.padded_input_ids for each in inputs]))
-    lengths = [len(each.padded_input_ids) for each in inputs]
-    out = embed_mm_inputs(ids, ForwardBatch(inputs, [0] * len(inputs), lengths), table, encoder, cache, **options)
+    ids = torch.from_numpy(np.concatenate([each.inputs.padded_input_ids for each in media]))
+    lengths = [len(each.inputs.padded_input_ids) for each in media]
+    out = embed_mm_inputs(ids, ForwardBatch(media, [0] * len(media), lengths), table, encoder, cache, **options)
     if cache is not None:
         assert cache.stats().pinned == 0
     return out
@@ -119,22 +123,22 @@ def replacing(value: Any, seed: int) -> Callable[[list[int], list[Any]], Any]:
 def test_calls_are_split_by_rows_and_an_oversize_item_is_alone(
     most: int | None, calls: list[list[int]], table: torch.nn.Embedding
 ) -> None:
-    inputs = make_inputs((1, 2), (2, 2), (3, 4), (4, 2), (5, 2))
+    media = make_media((1, 2), (2, 2), (3, 4), (4, 2), (5, 2))
     encoder, events = Recorder(), list[Event]()
-    out = step([inputs], table, encoder, max_encode_tokens=most, observers=Observers([events.append]))
+    out = step([media], table, encoder, max_encode_tokens=most, observers=Observers([events.append]))
     assert encoder.calls == calls
-    assert out.input_embeds.tolist() == expected(inputs)
+    assert out.input_embeds.tolist() == expected(media)
     heard = [(event.num_items, event.num_tokens) for event in events if isinstance(event, EncodeBatch)]
     counts = {1: 2, 2: 2, 3: 4, 4: 2, 5: 2}
     assert heard == [(len(call), sum(counts[seed] for seed in call)) for call in calls]
 
 
 def test_a_failure_in_one_part_of_a_split_call_touches_no_other_part(table: torch.nn.Embedding) -> None:
-    inputs = make_inputs((1, 2), (2, 2), (3, 2), (4, 2))
+    media = make_media((1, 2), (2, 2), (3, 2), (4, 2))
     encoder = Recorder(raising(ValueError("x"), 2))
-    out = step([inputs], table, encoder, max_encode_tokens=4)
+    out = step([media], table, encoder, max_encode_tokens=4)
     assert encoder.calls == [[1, 2], [1], [2], [3, 4]]
-    assert out.input_embeds.tolist() == expected(inputs, failed=[1])
+    assert out.input_embeds.tolist() == expected(media, failed=[1])
 
 
 # ------------------------------------------------------------------ failures
@@ -158,20 +162,20 @@ def test_out_of_memory_halves_until_it_fits(items: int, most: int, table: torch.
             raise torch.OutOfMemoryError("full")
         return result
 
-    inputs, encoder = make_inputs(*((seed, 1) for seed in range(1, items + 1))), Recorder(fault)
-    out = step([inputs], table, encoder)
+    media, encoder = make_media(*((seed, 1) for seed in range(1, items + 1))), Recorder(fault)
+    out = step([media], table, encoder)
     assert [len(call) for call in encoder.calls] == counts_after_oom(items, most)
     assert out.failed == ()
-    assert out.input_embeds.tolist() == expected(inputs)
+    assert out.input_embeds.tolist() == expected(media)
 
 
 def test_out_of_memory_of_one_item_alone_fails_it_after_log_many_calls(table: torch.nn.Embedding) -> None:
-    inputs = make_inputs(*((seed, 1) for seed in range(1, 5)))
+    media = make_media(*((seed, 1) for seed in range(1, 5)))
     encoder = Recorder(raising(torch.OutOfMemoryError("full"), 3))
-    out = step([inputs], table, encoder)
+    out = step([media], table, encoder)
     assert encoder.calls == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]]
     assert [failure.item for failure in out.failed] == [2]
-    assert out.input_embeds.tolist() == expected(inputs, failed=[2])
+    assert out.input_embeds.tolist() == expected(media, failed=[2])
 
 
 @pytest.mark.case("2.2")
@@ -194,13 +198,13 @@ def test_out_of_memory_of_one_item_alone_fails_it_after_log_many_calls(table: to
 def test_another_failure_is_tried_item_by_item_once_and_fails_that_item_only(
     fault: Any, table: torch.nn.Embedding
 ) -> None:
-    inputs, other = make_inputs((1, 2), (2, 2), (3, 2)), make_inputs((4, 1))
+    media, other = make_media((1, 2), (2, 2), (3, 2)), make_media((4, 1))
     encoder, cache = Recorder(fault), EmbeddingCache(1 << 16)
-    out = step([inputs, other], table, encoder, cache)
+    out = step([media, other], table, encoder, cache)
     assert encoder.calls == [[1, 2, 3, 4], [1], [2], [3], [4]]
     assert [(failure.request, failure.item) for failure in out.failed] == [(0, 1)]
     assert isinstance(out.failed[0].error, EncoderError)
-    assert out.input_embeds.tolist() == expected(inputs, failed=[1]) + expected(other)
+    assert out.input_embeds.tolist() == expected(media, failed=[1]) + expected(other)
     assert cache.stats().entries == 3
 
 
@@ -213,18 +217,18 @@ def test_a_wrong_count_is_tried_item_by_item(shorten: Any, table: torch.nn.Embed
     def fault(seeds: list[int], result: list[Any]) -> Any:
         return shorten(seeds, result) if len(seeds) > 1 else result
 
-    inputs, encoder = make_inputs((1, 1), (2, 1)), Recorder(fault)
-    out = step([inputs], table, encoder)
+    media, encoder = make_media((1, 1), (2, 1)), Recorder(fault)
+    out = step([media], table, encoder)
     assert encoder.calls == [[1, 2], [1], [2]]
-    assert out.input_embeds.tolist() == expected(inputs)
+    assert out.input_embeds.tolist() == expected(media)
 
 
 @pytest.mark.case("5.5")
 def test_a_released_feature_does_not_force_the_others_into_single_calls(table: torch.nn.Embedding) -> None:
-    inputs, encoder = make_inputs((1, 1), (2, 1), (3, 1), (4, 1)), Recorder()
-    wanted = expected(inputs, failed=[1])
-    inputs.mm_items[1].feature = None
-    out = step([inputs], table, encoder)
+    media, encoder = make_media((1, 1), (2, 1), (3, 1), (4, 1)), Recorder()
+    wanted = expected(media, failed=[1])
+    media.inputs.mm_items[1].feature = None
+    out = step([media], table, encoder)
     assert encoder.calls == [[1, 3, 4]]
     assert [failure.item for failure in out.failed] == [1]
     assert out.input_embeds.tolist() == wanted
@@ -232,7 +236,7 @@ def test_a_released_feature_does_not_force_the_others_into_single_calls(table: t
 
 def test_an_item_that_two_requests_show_fails_in_both(table: torch.nn.Embedding) -> None:
     encoder = Recorder(raising(ValueError("x"), 2))
-    out = step([make_inputs((2, 1), (1, 1)), make_inputs((2, 1))], table, encoder)
+    out = step([make_media((2, 1), (1, 1)), make_media((2, 1))], table, encoder)
     assert [(failure.request, failure.item) for failure in out.failed] == [(0, 0), (1, 0)]
     assert encoder.calls == [[2, 1], [2], [1]]
 
@@ -266,9 +270,9 @@ def ranks_of(
     encoders = [kind(*([fault] if fault else [])) for fault in faults]
 
     def work(rank: int) -> None:
-        inputs = make_inputs((1, 2), (2, 1), (3, 1), (4, 2))
+        media = make_media((1, 2), (2, 1), (3, 1), (4, 2))
         try:
-            outs[rank] = step([inputs], table, encoders[rank], agree=barrier.of(rank), **options)
+            outs[rank] = step([media], table, encoders[rank], agree=barrier.of(rank), **options)
         finally:
             if outs[rank] is None:
                 barrier.barrier.abort()
@@ -298,7 +302,7 @@ def test_a_failure_on_one_rank_leads_all_ranks_to_the_same_calls_and_the_same_fa
     for encoder, out in zip(encoders, outs, strict=True):
         assert encoder.calls == calls
         assert [(failure.request, failure.item) for failure in out.failed] == [(0, 2)]
-        assert out.input_embeds.tolist() == expected(make_inputs((1, 2), (2, 1), (3, 1), (4, 2)), failed=[2])
+        assert out.input_embeds.tolist() == expected(make_media((1, 2), (2, 1), (3, 1), (4, 2)), failed=[2])
     assert "another rank" in outs[1 - which].failed[0].error.message
 
 
@@ -320,7 +324,7 @@ def test_ranks_agree_on_every_part_of_a_split_call(table: torch.nn.Embedding) ->
 def test_an_encoder_that_is_not_collective_asks_nobody(table: torch.nn.Embedding) -> None:
     asked: list[int] = []
     for kind, count in ((Recorder, 0), (Collective, 1)):
-        step([make_inputs((1, 1), (2, 1))], table, kind(), agree=lambda outcome: asked.append(outcome) or outcome)
+        step([make_media((1, 1), (2, 1))], table, kind(), agree=lambda outcome: asked.append(outcome) or outcome)
         assert asked == [0] * count
 
 
@@ -329,16 +333,16 @@ def test_an_encoder_that_is_not_collective_asks_nobody(table: torch.nn.Embedding
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_the_flag_says_whether_all_rows_of_media_are_finite(bad: float, table: torch.nn.Embedding) -> None:
-    good = step([make_inputs((1, 2), (2, 1))], table, Recorder(), check_finite=True)
+    good = step([make_media((1, 2), (2, 1))], table, Recorder(), check_finite=True)
     assert good.finite.dtype == torch.bool
     assert good.finite.shape == ()
     assert good.finite.tolist() is True
     value = torch.zeros(2, HIDDEN)
     value[1, 2] = bad
-    out = step([make_inputs((1, 1), (2, 2))], table, Recorder(replacing(value, 2)), check_finite=True)
+    out = step([make_media((1, 1), (2, 2))], table, Recorder(replacing(value, 2)), check_finite=True)
     assert out.finite.tolist() is False
     assert out.failed == ()
-    assert step([make_inputs((1, 1))], table, Recorder()).finite is None
+    assert step([make_media((1, 1))], table, Recorder()).finite is None
 
 
 def test_a_step_without_media_is_finite(table: torch.nn.Embedding) -> None:
@@ -363,19 +367,19 @@ def test_kept_rows_own_their_storage(table: torch.nn.Embedding) -> None:
             for a, b in itertools.pairwise(cuts)
         ]
 
-    inputs, cache = make_inputs((1, 2), (2, 5), (3, 1)), EmbeddingCache(1 << 16)
-    out = step([inputs], table, Recorder(fault), cache)
+    media, cache = make_media((1, 2), (2, 5), (3, 1)), EmbeddingCache(1 << 16)
+    out = step([media], table, Recorder(fault), cache)
     assert out.failed == ()
-    found = {entry[0][0].rows.shape[0]: entry[0][0] for entry in cache.store._entries.values()}  # type: ignore[attr-defined]
+    found = {entry[0][0].embeddings.shape[0]: entry[0][0] for entry in cache.store._entries.values()}  # type: ignore[attr-defined]
     assert sorted(found) == [1, 2, 5]
     for count, encoded in found.items():
-        assert encoded.rows.untyped_storage().nbytes() == count * HIDDEN * 4
+        assert encoded.embeddings.untyped_storage().nbytes() == count * HIDDEN * 4
         assert encoded.deepstack.untyped_storage().nbytes() == 2 * count * HIDDEN * 4
         assert encoded.kept.untyped_storage().nbytes() == count * 8
     assert cache.stats().bytes == sum(count * (3 * HIDDEN * 4 + 8) for count in found)
 
 
-def test_held_rows_own_their_storage_and_carry_no_gradient(table: torch.nn.Embedding) -> None:
+def test_held_embeddings_own_their_storage_and_carry_no_gradient(table: torch.nn.Embedding) -> None:
     weight = torch.nn.Parameter(torch.ones(HIDDEN))
 
     class Live(Recorder):
@@ -383,23 +387,23 @@ def test_held_rows_own_their_storage_and_carry_no_gradient(table: torch.nn.Embed
             with torch.enable_grad():
                 return list((torch.cat([rows(item) for item in items]) * weight).split([i.num_tokens for i in items]))
 
-    inputs = make_inputs((1, 4), (2, 4))
-    ids = torch.from_numpy(inputs.padded_input_ids)
-    embed_mm_inputs(ids[:6], ForwardBatch([inputs], [0], [6]), table, Live())
-    (held,) = inputs.held_rows.values()
-    assert held.rows.tolist() == [[2.0] * HIDDEN] * 4
-    assert held.rows.untyped_storage().nbytes() == 4 * HIDDEN * 4
-    assert not held.rows.requires_grad
+    media = make_media((1, 4), (2, 4))
+    ids = torch.from_numpy(media.inputs.padded_input_ids)
+    embed_mm_inputs(ids[:6], ForwardBatch([media], [0], [6]), table, Live())
+    (held,) = media.held_embeddings.values()
+    assert held.embeddings.tolist() == [[2.0] * HIDDEN] * 4
+    assert held.embeddings.untyped_storage().nbytes() == 4 * HIDDEN * 4
+    assert not held.embeddings.requires_grad
 
 
 def test_stats_of_a_scripted_run(table: torch.nn.Embedding) -> None:
     size = 2 * HIDDEN * 4
     cache, encoder = EmbeddingCache(2 * size), Recorder()
-    step([make_inputs((1, 2), (1, 2)), make_inputs((1, 2), (2, 2))], table, encoder, cache)  # two misses, two joins
-    step([make_inputs((1, 2))], table, encoder, cache)  # a hit; 1 is the youngest
-    step([make_inputs((3, 2))], table, encoder, cache)  # a miss that evicts 2
-    step([make_inputs((1, 2), (3, 2))], table, encoder, cache)  # two hits
-    step([make_inputs((4, 9))], table, encoder, cache)  # a miss, larger than the cache
+    step([make_media((1, 2), (1, 2)), make_media((1, 2), (2, 2))], table, encoder, cache)  # two misses, two joins
+    step([make_media((1, 2))], table, encoder, cache)  # a hit; 1 is the youngest
+    step([make_media((3, 2))], table, encoder, cache)  # a miss that evicts 2
+    step([make_media((1, 2), (3, 2))], table, encoder, cache)  # two hits
+    step([make_media((4, 9))], table, encoder, cache)  # a miss, larger than the cache
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.joins) == (3, 4, 2)
     assert (stats.evictions, stats.rejected, stats.mismatches) == (1, 1, 0)
@@ -407,7 +411,7 @@ def test_stats_of_a_scripted_run(table: torch.nn.Embedding) -> None:
     assert encoder.calls == [[1, 2], [3], [4]]
     cache.invalidate()
     assert (cache.stats().entries, cache.stats().bytes) == (0, 0)
-    step([make_inputs((1, 2))], table, encoder, cache)
+    step([make_media((1, 2))], table, encoder, cache)
     assert encoder.calls[-1] == [1]
 
 
@@ -416,24 +420,24 @@ def test_what_a_step_uses_is_not_evicted_before_it_ends(table: torch.nn.Embeddin
     """A cache of two: a step that has both and brings a third keeps both, and the third goes unkept."""
     size = HIDDEN * 4
     cache, encoder = EmbeddingCache(2 * size), Recorder()
-    step([make_inputs((1, 1), (2, 1))], table, encoder, cache)
-    step([make_inputs((1, 1), (2, 1), (3, 1))], table, encoder, cache)
+    step([make_media((1, 1), (2, 1))], table, encoder, cache)
+    step([make_media((1, 1), (2, 1), (3, 1))], table, encoder, cache)
     assert encoder.calls == [[1, 2], [3]]
     assert cache.stats().evictions == 0
-    step([make_inputs((1, 1), (2, 1))], table, encoder, cache)
+    step([make_media((1, 1), (2, 1))], table, encoder, cache)
     assert encoder.calls == [[1, 2], [3]]
 
 
 def test_pins_are_taken_during_the_step_and_given_back_after_any_end(table: torch.nn.Embedding) -> None:
     cache, seen = EmbeddingCache(1 << 16), []
-    step([make_inputs((1, 1))], table, Recorder(), cache)
+    step([make_media((1, 1))], table, Recorder(), cache)
 
     def interrupted(seeds: list[int], result: list[Any]) -> Any:
         seen.append(cache.stats().pinned)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        step([make_inputs((1, 1), (2, 1))], table, Recorder(interrupted), cache)
+        step([make_media((1, 1), (2, 1))], table, Recorder(interrupted), cache)
     assert seen == [1]
     assert cache.stats().pinned == 0
 
@@ -445,7 +449,7 @@ def test_pins_are_taken_during_the_step_and_given_back_after_any_end(table: torc
 
     cache = EmbeddingCache(0, store=Broken(1 << 16))
     with pytest.raises(OSError, match="gone"):
-        step([make_inputs((1, 1), (2, 2))], table, Recorder(), cache)
+        step([make_media((1, 1), (2, 2))], table, Recorder(), cache)
     assert (cache.stats().entries, cache.stats().pinned) == (1, 0)
 
 
@@ -459,15 +463,15 @@ def test_rows_of_other_weights_are_never_used(table: torch.nn.Embedding) -> None
     )
     for version, shift in (("", 0), ("b", 1), ("cc", 2), ("b", 1)):
         encoder.version = version
-        out = step([make_inputs((1, 2))], table, encoder, cache)
+        out = step([make_media((1, 2))], table, encoder, cache)
         assert out.input_embeds.tolist() == [[1.0 + shift] * HIDDEN] * 2
     assert len(encoder.calls) == 3  # the last finds what the second left
 
 
 def test_rows_that_a_request_holds_from_older_weights_are_not_lent_to_another(table: torch.nn.Embedding) -> None:
     encoder = Recorder(lambda seeds, result: [row + len(encoder.version) for row in result])
-    first, second = make_inputs((1, 4)), make_inputs((1, 4))
-    ids = torch.from_numpy(first.padded_input_ids)
+    first, second = make_media((1, 4)), make_media((1, 4))
+    ids = torch.from_numpy(first.inputs.padded_input_ids)
     embed_mm_inputs(ids[:2], ForwardBatch([first], [0], [2]), table, encoder)
     encoder.version = "new"
     out = embed_mm_inputs(torch.cat([ids[2:], ids]), ForwardBatch([first, second], [2, 0], [2, 4]), table, encoder)
@@ -478,7 +482,7 @@ def test_rows_that_a_request_holds_from_older_weights_are_not_lent_to_another(ta
 def test_rows_of_another_dtype_are_not_mixed_in(table: torch.nn.Embedding) -> None:
     cache, encoder = EmbeddingCache(1 << 16), Recorder()
     for kind in (torch.float32, torch.bfloat16, torch.float32):
-        out = step([make_inputs((1, 2))], table.to(kind), encoder, cache)
+        out = step([make_media((1, 2))], table.to(kind), encoder, cache)
         assert out.input_embeds.dtype == kind
     assert encoder.calls == [[1], [1]]
     assert cache.stats().mismatches == 0
@@ -496,18 +500,18 @@ def test_a_mapping_of_callables_is_treated_as_an_encoder_is(table: torch.nn.Embe
             raise torch.OutOfMemoryError("full")
         return tuple(Encoded(rows(item)) if item.feature[0] % 2 else rows(item) for item in items)
 
-    inputs, cache = make_inputs((1, 1), (2, 2), (3, 1), (4, 1)), EmbeddingCache(1 << 16)
+    media, cache = make_media((1, 1), (2, 2), (3, 1), (4, 1)), EmbeddingCache(1 << 16)
     for _ in range(2):
-        out = step([inputs], table, {Modality.IMAGE: encode}, cache)
-        assert out.input_embeds.tolist() == expected(inputs)
+        out = step([media], table, {Modality.IMAGE: encode}, cache)
+        assert out.input_embeds.tolist() == expected(media)
     assert seen == [4, 2, 2]
 
 
 def test_requests_that_share_their_inputs_do_not_drop_one_anothers_rows(table: torch.nn.Embedding) -> None:
-    inputs, encoder = make_inputs((1, 6)), Recorder()
-    ids = torch.from_numpy(inputs.padded_input_ids)
-    embed_mm_inputs(torch.cat([ids[:3], ids]), ForwardBatch([inputs, inputs], [0, 0], [3, 6]), table, encoder)
-    out = embed_mm_inputs(ids[3:], ForwardBatch([inputs], [3], [3]), table, encoder)
+    media, encoder = make_media((1, 6)), Recorder()
+    ids = torch.from_numpy(media.inputs.padded_input_ids)
+    embed_mm_inputs(torch.cat([ids[:3], ids]), ForwardBatch([media, media], [0, 0], [3, 6]), table, encoder)
+    out = embed_mm_inputs(ids[3:], ForwardBatch([media], [3], [3]), table, encoder)
     assert out.input_embeds.tolist() == [[1.0] * HIDDEN] * 3
     assert encoder.calls == [[1]]
 
@@ -515,13 +519,13 @@ def test_requests_that_share_their_inputs_do_not_drop_one_anothers_rows(table: t
 def test_given_rows_that_cannot_be_written_are_read_without_a_warning(table: torch.nn.Embedding) -> None:
     array = np.ones((2, HIDDEN), np.float32)
     array.setflags(write=False)
-    inputs = make_inputs((1, 2))
-    inputs.mm_items[0].feature, inputs.mm_items[0].precomputed_embeddings = None, array
+    media = make_media((1, 2))
+    media.inputs.mm_items[0].feature, media.inputs.mm_items[0].precomputed_embeddings = None, array
     torch.set_warn_always(True)  # torch would say it once in a process
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            out = step([inputs], table, {})
+            out = step([media], table, {})
     finally:
         torch.set_warn_always(False)
     assert [str(warning.message) for warning in caught] == []

@@ -17,7 +17,7 @@ from mm_plugin.embed import embed_mm_inputs, general_mm_embed_routine
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import MMPluginError, SpanError, UsageError
 from mm_plugin.events import Observers
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.positions import batch_positions, slice_positions
 
@@ -31,21 +31,25 @@ def item(name: int, start: int = 1, rows: int = 3, feature: Any = "own") -> Mult
     return made
 
 
-def request(*items: MultimodalDataItem, seq: int = 8) -> MultimodalInputs:
-    marks = np.zeros(seq, dtype=np.int64)
+def request(*items: MultimodalDataItem, seq: int = 8) -> RequestMedia:
+    modalities = np.zeros(seq, dtype=np.int64)
     for entry in items:
         for start, end in entry.offsets:
-            marks[start : end + 1] = 1
-    return MultimodalInputs(mm_items=list(items), padded_input_ids=np.zeros(seq, np.int64), token_modalities=marks)
+            modalities[start : end + 1] = 1
+    ids = np.zeros(seq, np.int64)
+    inputs = MultimodalInputs(
+        mm_items=list(items), input_ids=ids, padded_input_ids=ids.copy(), token_modalities=modalities
+    )
+    return RequestMedia(inputs)
 
 
 def encode(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
     return [torch.full((entry.num_tokens, HIDDEN), float(entry.feature)) for entry in items]
 
 
-def step(requests: Sequence[MultimodalInputs], encoder: Any = None, cache: Any = None, **options: Any) -> Any:
+def step(requests: Sequence[RequestMedia], encoder: Any = None, cache: Any = None, **options: Any) -> Any:
     encoder = {Modality.IMAGE: encode} if encoder is None else encoder
-    lengths = [len(inputs.padded_input_ids) for inputs in requests]
+    lengths = [len(media.inputs.padded_input_ids) for media in requests]
     batch = ForwardBatch(list(requests), [0] * len(requests), lengths)
     table = torch.nn.Embedding.from_pretrained(torch.zeros(10, HIDDEN))
     ids = torch.zeros(sum(lengths), dtype=torch.int64)
@@ -158,8 +162,10 @@ FACTS = (3, HIDDEN, torch.float32, torch.device("cpu"))
 @pytest.mark.parametrize(
     "entry",
     [
+        Encoded(torch.ones(2, HIDDEN)),
+        Encoded(torch.ones(3, HIDDEN, dtype=torch.float64)),
+        Encoded("rows"),
         (Encoded(torch.ones(2, HIDDEN)), *FACTS),
-        (Encoded(torch.ones(3, HIDDEN, dtype=torch.float64)), *FACTS),
         (Encoded("rows"), *FACTS),
         ("rows", *FACTS),
         ("rows", np.array([1, 2]), 1, 2, 3),
@@ -167,7 +173,7 @@ FACTS = (3, HIDDEN, torch.float32, torch.device("cpu"))
         "rows",
         7,
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_a_store_that_lies_is_a_miss(entry: Any) -> None:
     cache = EmbeddingCache(100, store=Lying(entry))
@@ -178,7 +184,7 @@ def test_a_store_that_lies_is_a_miss(entry: Any) -> None:
 
 
 def test_rows_of_a_plugins_store_that_fit_are_taken() -> None:
-    cache = EmbeddingCache(100, store=Lying((Encoded(torch.full((3, HIDDEN), 9.0)), *FACTS)))
+    cache = EmbeddingCache(100, store=Lying(Encoded(torch.full((3, HIDDEN), 9.0))))
     assert (step([request(item(5))], cache=cache).input_embeds[1:4] == 9).all()
 
 
@@ -209,7 +215,7 @@ def test_ranks_that_cannot_agree_fail_the_items() -> None:
 
 def test_a_table_that_gives_other_rows_than_ids_is_the_servers_fault() -> None:
     batch = ForwardBatch([None], [0], [6])
-    with pytest.raises(UsageError, match="the text embedding gave"):
+    with pytest.raises(UsageError, match="input_embedding: expected"):
         embed_mm_inputs(torch.zeros(6, dtype=torch.int64), batch, lambda ids: torch.zeros(1, HIDDEN), {})
 
 
@@ -227,8 +233,8 @@ class Model:
 
 def test_the_routine_hands_over_all_that_a_model_asks_for() -> None:
     model = Model()
-    inputs = request(item(1), seq=6)
-    batch = ForwardBatch([inputs, None], [2, 0], [6, 2])
+    media = request(item(1), seq=6)
+    batch = ForwardBatch([media, None], [2, 0], [6, 2])
 
     def deep(items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         return [Encoded(rows, deepstack=torch.stack([rows, rows * 2])) for rows in encode(items)]
@@ -241,25 +247,34 @@ def test_the_routine_hands_over_all_that_a_model_asks_for() -> None:
         {Modality.IMAGE: deep},
         embeds_argument="embeds",
         deepstack_argument="deep",
-        token_modalities_argument="marks",
+        token_modalities_argument="modalities",
         cos=3,
     )
     assert returned == "hidden states"
-    assert set(model.given) == {"embeds", "deep", "marks", "cos"}
+    assert set(model.given) == {"embeds", "deep", "modalities", "cos"}
     assert model.given["embeds"] is embedded.input_embeds
     assert model.given["deep"][1].tolist() == [0, 1]  # the image's last two rows, at the chunk's first two places
-    assert model.given["marks"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]  # past the prompt, and in a request of text, 0
-    with pytest.raises(UsageError, match="name the argument"):
+    assert model.given["modalities"].tolist() == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]  # past the prompt, and in a request of text, 0
+    with pytest.raises(UsageError, match="deepstack_argument: "):
         general_mm_embed_routine(ids, batch, model, {Modality.IMAGE: deep})
 
 
 def test_a_request_lets_go_of_rows_that_a_later_step_passes_by() -> None:
-    inputs = request(item(1), seq=8)
+    media = request(item(1), seq=8)
     table = torch.nn.Embedding(10, HIDDEN)
     for prefix, extend, held in ((0, 2, 1), (6, 1, 0)):
-        batch = ForwardBatch([inputs], [prefix], [extend])
+        batch = ForwardBatch([media], [prefix], [extend])
         embed_mm_inputs(torch.zeros(extend, dtype=torch.int64), batch, table, {Modality.IMAGE: encode})
-        assert len(inputs.held_rows) == held
+        assert len(media.held_embeddings) == held
 
 
 def test_a_flag_of_finite_rows_sees_deepstack_rows_too() -> None:
@@ -301,10 +316,10 @@ def test_rows_that_a_request_holds_are_found_by_one_in_another_step() -> None:
 
     table, cache = torch.nn.Embedding(10, HIDDEN), EmbeddingCache(1)  # too small for any rows
     first, second = request(item(1)), request(item(1))
-    for inputs, extend in ((first, 2), (second, 8), (first, 8)):
+    for media, extend in ((first, 2), (second, 8), (first, 8)):
         embed_mm_inputs(
             torch.zeros(extend, dtype=torch.int64),
-            ForwardBatch([inputs], [0], [extend]),
+            ForwardBatch([media], [0], [extend]),
             table,
             {Modality.IMAGE: counting},
             cache,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mm_plugin.encoder import Encoder, EncodesAudio, EncodesImages, EncodesVideos, checked_rows, given_rows
+from mm_plugin.encoder import Encoder, EncodesAudio, EncodesImages, EncodesVideos, checked_embeddings, given_embeddings
 from mm_plugin.errors import EncoderError, UsageError
 from mm_plugin.events import Observers
 from mm_plugin.inputs import Encoded
@@ -25,7 +25,7 @@ def make_item(count: int, *, rows: Any = None) -> MultimodalDataItem:
 
 
 def check(result: Any, items: Sequence[MultimodalDataItem], dtype: torch.dtype = torch.float32) -> list[Encoded]:
-    return checked_rows(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, owner=BLAME)
+    return checked_embeddings(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, owner=BLAME)
 
 
 class Everything(Encoder, EncodesImages, EncodesVideos, EncodesAudio):
@@ -97,7 +97,7 @@ def test_rows_that_fit_come_in_order_with_their_extras() -> None:
     rows = [torch.full((item.num_tokens, HIDDEN), float(index)) for index, item in enumerate(items)]
     stack, kept = torch.arange(12.0).reshape(4, 1, HIDDEN), torch.tensor([0])
     checked = check((rows[0], Encoded(rows[1], deepstack=stack, kept=kept), rows[2]), items)
-    assert [entry.rows.tolist() for entry in checked] == [part.tolist() for part in rows]
+    assert [entry.embeddings.tolist() for entry in checked] == [part.tolist() for part in rows]
     assert checked[0].deepstack is None
     assert torch.equal(checked[1].deepstack, stack)
     assert torch.equal(checked[1].kept, kept)
@@ -108,8 +108,8 @@ def test_rows_that_fit_come_in_order_with_their_extras() -> None:
 def test_rows_take_the_type_that_is_asked_for(dtype: torch.dtype) -> None:
     rows = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
     (entry,) = check([Encoded(rows, deepstack=rows[None])], [make_item(1)], dtype)
-    assert (entry.rows.dtype, entry.deepstack.dtype) == (dtype, dtype)
-    assert entry.rows.tolist() == rows.tolist()
+    assert (entry.embeddings.dtype, entry.deepstack.dtype) == (dtype, dtype)
+    assert entry.embeddings.tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_rows_take_the_type_that_is_asked_for(dtype: torch.dtype) -> None:
 @pytest.mark.case("2.2")
 def test_rows_that_do_not_fit_are_named_with_both_shapes(make: Callable[[], Any], found: str) -> None:
     items = [make_item(1), make_item(3)]
-    with pytest.raises(EncoderError, match=rf"image 1 of 2.*{found}.*\[3, 3\] floating point") as caught:
+    with pytest.raises(EncoderError, match=rf"image 1 of 2.*\[3, 3\] floating point.*{found}") as caught:
         check([torch.zeros(1, HIDDEN), make()], items)
     assert caught.value.plugin == "tiny"
 
@@ -139,12 +139,12 @@ def test_rows_that_do_not_fit_are_named_with_both_shapes(make: Callable[[], Any]
 @pytest.mark.parametrize(
     ("result", "named"),
     [
-        (torch.zeros(2, 1, HIDDEN), "returned a Tensor"),
-        (iter([]), "must return a list"),
-        (None, "returned a NoneType"),
-        ({0: torch.zeros(1, HIDDEN)}, "returned a dict"),
-        ([torch.zeros(1, HIDDEN)], "1 results for 2 items"),
-        ([torch.zeros(1, HIDDEN)] * 3, "3 results for 2 items"),
+        (torch.zeros(2, 1, HIDDEN), "got Tensor"),
+        (iter([]), "expected a list"),
+        (None, "got NoneType"),
+        ({0: torch.zeros(1, HIDDEN)}, "got dict"),
+        ([torch.zeros(1, HIDDEN)], "expected 2 results, one per item, got 1"),
+        ([torch.zeros(1, HIDDEN)] * 3, "expected 2 results, one per item, got 3"),
     ],
     ids=["tensor", "iterator", "none", "mapping", "too few", "too many"],
 )
@@ -161,7 +161,7 @@ def test_a_result_that_is_no_list_per_item_is_refused(result: Any, named: str) -
 )
 @pytest.mark.case("5.10")
 def test_deepstack_rows_that_do_not_fit_are_refused(stack: Any) -> None:
-    with pytest.raises(EncoderError, match=r"item 0: deepstack rows must be \[n_layers, 2, 3\]"):
+    with pytest.raises(EncoderError, match=r"image 0 of 1: expected deepstack \[n_layers, 2, 3\]"):
         check([Encoded(torch.zeros(2, HIDDEN), deepstack=stack)], [make_item(2)])
 
 
@@ -181,18 +181,18 @@ def test_rows_own_their_storage(cut: Callable[[torch.Tensor], torch.Tensor]) -> 
     rows = cut(buffer)
     expected = rows.tolist()
     (entry,) = check([Encoded(rows, deepstack=rows[None])], [make_item(2)])
-    for part in (entry.rows, entry.deepstack):
+    for part in (entry.embeddings, entry.deepstack):
         assert part.untyped_storage().nbytes() == 2 * HIDDEN * 4
         assert part.is_contiguous()
     buffer.zero_()
-    assert entry.rows.tolist() == entry.deepstack[0].tolist() == expected
+    assert entry.embeddings.tolist() == entry.deepstack[0].tolist() == expected
 
 
 def test_rows_keep_no_graph() -> None:
     rows = (torch.ones(2, HIDDEN, requires_grad=True) * 2).relu()
     (entry,) = check([rows], [make_item(2)])
-    assert not entry.rows.requires_grad
-    assert entry.rows.grad_fn is None
+    assert not entry.embeddings.requires_grad
+    assert entry.embeddings.grad_fn is None
 
 
 # ------------------------------------------------------------------ rows that were given
@@ -200,12 +200,12 @@ def test_rows_keep_no_graph() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("numpy", [False, True])
-def test_given_rows_take_the_type_of_the_text(dtype: torch.dtype, numpy: bool) -> None:
+def test_given_embeddings_take_the_type_of_the_text(dtype: torch.dtype, numpy: bool) -> None:
     values = [[0.5, 1.0, 2.0], [4.0, -8.0, 16.0]]
     rows: Any = np.array(values, dtype=np.float16) if numpy else torch.tensor(values)
-    found = given_rows(make_item(2, rows=rows), hidden=HIDDEN, dtype=dtype, device=CPU)
-    assert found.rows.dtype == dtype
-    assert found.rows.tolist() == values
+    found = given_embeddings(make_item(2, rows=rows), hidden=HIDDEN, dtype=dtype, device=CPU)
+    assert found.embeddings.dtype == dtype
+    assert found.embeddings.tolist() == values
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_given_rows_take_the_type_of_the_text(dtype: torch.dtype, numpy: bool) -
     ],
 )
 @pytest.mark.case("7.6")
-def test_given_rows_that_do_not_fit_are_the_callers_error(rows: Any, found: str) -> None:
-    with pytest.raises(UsageError, match=rf"{found}.*takes \[2, 3\]") as caught:
-        given_rows(make_item(2, rows=rows), hidden=HIDDEN, dtype=torch.float32, device=CPU)
+def test_given_embeddings_that_do_not_fit_are_the_callers_error(rows: Any, found: str) -> None:
+    with pytest.raises(UsageError, match=rf"expected \[2, 3\].*{found}") as caught:
+        given_embeddings(make_item(2, rows=rows), hidden=HIDDEN, dtype=torch.float32, device=CPU)
     assert caught.value.argument == "precomputed_embeddings"

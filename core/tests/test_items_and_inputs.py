@@ -83,7 +83,7 @@ def test_an_identity_of_another_length_is_refused_and_changes_nothing(length: in
 
 
 @pytest.mark.parametrize("value", [Modality.VIDEO, "video", "VIDEO", "Video", 2])
-def test_modality_is_parsed_from_itself_its_name_and_its_mark(value: Any) -> None:
+def test_modality_is_parsed_from_itself_its_name_and_its_value(value: Any) -> None:
     assert Modality.parse(value) is Modality.VIDEO
 
 
@@ -94,7 +94,7 @@ def test_an_unknown_modality_is_refused(value: Any) -> None:
     assert caught.value.argument == "modality"
 
 
-def test_marks_and_arguments_of_modalities_are_fixed() -> None:
+def test_values_and_arguments_of_modalities_are_fixed() -> None:
     assert [(m.name, int(m), m.argument) for m in Modality] == [
         ("IMAGE", 1, "images"),
         ("VIDEO", 2, "videos"),
@@ -133,7 +133,7 @@ def test_a_model_field_cannot_shadow_a_field_of_the_item() -> None:
 
 
 def test_an_item_holds_a_feature_or_rows_not_both() -> None:
-    with pytest.raises(UsageError, match="not both"):
+    with pytest.raises(UsageError, match="got both"):
         image(precomputed_embeddings=np.zeros(1))
 
 
@@ -179,7 +179,9 @@ def test_special_tokens_answer_by_modality() -> None:
 
 def test_inputs_are_a_plain_copy_whose_features_are_shared() -> None:
     item = image(model_specific_data={"image_grid_thw": (1, 4, 6)})
-    made = output([item], mrope_positions=np.zeros((3, 8), np.int64), mrope_position_delta=-2)
+    made = output(
+        [item], mrope_positions=np.zeros((3, 8), np.int64), mrope_position_delta=-2, position_options={"rule": "own"}
+    )
     inputs = MultimodalInputs.from_processor_output(made)
     assert inputs.mm_items[0].feature is item.feature
     assert inputs.mrope_positions is not None
@@ -187,12 +189,15 @@ def test_inputs_are_a_plain_copy_whose_features_are_shared() -> None:
     item.offsets.append((5, 5))
     item.set("image_grid_thw", None)
     made.padded_input_ids[:] = -1
+    made.input_ids[:] = -1
+    made.position_options["rule"] = "other"
     made.token_modalities[:] = 9
     made.mrope_positions[:] = 9
     made.mm_items.clear()
     assert inputs.mm_items[0].offsets == [(1, 2)]
     assert inputs.mm_items[0].image_grid_thw == (1, 4, 6)
-    assert inputs.padded_input_ids.tolist() == list(range(8))
+    assert inputs.padded_input_ids.tolist() == inputs.input_ids.tolist() == list(range(8))
+    assert inputs.position_options == {"rule": "own"}
     assert not inputs.token_modalities.any()
     assert not inputs.mrope_positions.any()
     assert inputs.mrope_position_delta == -2
@@ -238,11 +243,9 @@ def test_releasing_features_keeps_spans_and_can_be_repeated() -> None:
         offsets=[(4, 5)],
     )
     inputs = MultimodalInputs.from_processor_output(output([image(), rows]))
-    inputs.held_rows[("x",)] = 1
     for _ in range(2):
         inputs.release_features()
         assert all(item.feature is None and item.precomputed_embeddings is None for item in inputs.mm_items)
-        assert inputs.held_rows == {}
         assert [item.offsets for item in inputs.mm_items] == [[(1, 2)], [(4, 5)]]
     assert rows.precomputed_embeddings is not None
 

@@ -18,11 +18,17 @@ from hypothesis import strategies as st
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.errors import UsageError
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, MultimodalProcessorOutput
+from mm_plugin.inputs import (
+    Encoded,
+    ForwardBatch,
+    MultimodalInputs,
+    MultimodalProcessorOutput,
+    RequestMedia,
+)
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin.positions import extend_positions, mrope_positions, slice_positions
-from mm_plugin.scheduler import Lifecycle, LiveMedia, RequestMedia, merge
+from mm_plugin.scheduler import Lifecycle, LiveMedia, merge
 
 HIDDEN = 2
 NOTHING = LiveMedia(requests=0, features=0, feature_bytes=0, held=0, held_bytes=0)
@@ -38,9 +44,9 @@ def feature_of(seed: int) -> Feature:
     return np.array([seed], dtype=np.int64).view(Feature)
 
 
-def make_item(seed: int, span: tuple[int, int], *, given_rows: bool = False) -> MultimodalDataItem:
+def make_item(seed: int, span: tuple[int, int], *, precomputed: bool = False) -> MultimodalDataItem:
     item = MultimodalDataItem(modality=Modality(1 + seed % 3), offsets=[span])
-    if given_rows:
+    if precomputed:
         item.precomputed_embeddings = torch.full((item.num_tokens, HIDDEN), float(seed))
     else:
         item.feature = feature_of(seed)
@@ -66,9 +72,9 @@ def rows(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
 ENCODERS = dict.fromkeys(Modality, rows)
 
 
-def step(inputs: MultimodalInputs, prefix: int, extend: int, cache: Any = None, encoder: Any = None) -> EmbedOutput:
-    ids = torch.from_numpy(inputs.padded_input_ids[prefix : prefix + extend])
-    return embed_mm_inputs(ids, ForwardBatch([inputs], [prefix], [extend]), TABLE, encoder or ENCODERS, cache)
+def step(media: RequestMedia, prefix: int, extend: int, cache: Any = None, encoder: Any = None) -> EmbedOutput:
+    ids = torch.from_numpy(media.inputs.padded_input_ids[prefix : prefix + extend])
+    return embed_mm_inputs(ids, ForwardBatch([media], [prefix], [extend]), TABLE, encoder or ENCODERS, cache)
 
 
 def expected(inputs: MultimodalInputs) -> list[list[float]]:
@@ -94,17 +100,17 @@ def two_items() -> MultimodalInputs:
 
 
 @pytest.mark.case("5.5")
-@pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
 @pytest.mark.parametrize("back", range(11))
 def test_a_request_that_is_retracted_to_any_prefix_gives_its_rows_again(retain: Any, back: int) -> None:
     inputs = two_items()
     lifecycle = Lifecycle(retain)
     media = lifecycle.admit(inputs, recipe=remake(1))
     for start, extend in ((0, 3), (3, 5), (8, 4)):
-        assert step(inputs, start, extend).input_embeds.tolist() == expected(inputs)[start : start + extend]
+        assert step(media, start, extend).input_embeds.tolist() == expected(inputs)[start : start + extend]
         media.advance(start + extend)
     media.retract(back)
-    out = step(inputs, back, 12 - back)
+    out = step(media, back, 12 - back)
     assert out.failed == ()
     assert out.input_embeds.tolist() == expected(inputs)[back:]
     media.finish()
@@ -117,7 +123,7 @@ def test_a_request_that_is_retracted_to_any_prefix_gives_its_rows_again(retain: 
     [
         ("feature", [2, 2, 2, 2], [0, 1, 0, 0]),
         ("recipe", [2, 2, 1, 0], [0, 1, 0, 0]),
-        ("rows", [2, 2, 1, 0], [0, 1, 1, 2]),
+        ("embeddings", [2, 2, 1, 0], [0, 1, 1, 2]),
     ],
 )
 def test_what_is_alive_while_a_request_goes_on(retain: Any, features: list[int], held: list[int]) -> None:
@@ -125,7 +131,7 @@ def test_what_is_alive_while_a_request_goes_on(retain: Any, features: list[int],
     media = lifecycle.admit(inputs, recipe=remake(1))
     seen = [lifecycle.live()]
     for start, extend in ((0, 3), (3, 3), (6, 6)):
-        step(inputs, start, extend)
+        step(media, start, extend)
         media.advance(start + extend)
         seen.append(lifecycle.live())
     assert [live.features for live in seen] == features
@@ -151,26 +157,26 @@ def test_a_feature_goes_only_when_the_last_row_of_its_item_is_computed() -> None
 @pytest.mark.case("5.5")
 def test_rows_that_were_never_encoded_here_are_no_way_back() -> None:
     """The prefix came from another request's KV cache, so no step met the first item."""
-    inputs, lifecycle = two_items(), Lifecycle("rows")
+    inputs, lifecycle = two_items(), Lifecycle("embeddings")
     media = lifecycle.admit(inputs)
-    step(inputs, 5, 7)
+    step(media, 5, 7)
     media.advance(12)
     assert [item.feature is None for item in inputs.mm_items] == [False, True]
     media.retract(0)
-    out = step(inputs, 0, 12)
+    out = step(media, 0, 12)
     assert out.failed == ()
     assert out.input_embeds.tolist() == expected(inputs)
 
 
-@pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
 def test_rows_that_came_with_the_request_stay_until_its_end(retain: Any) -> None:
-    inputs = make_inputs(6, [make_item(7, (1, 3), given_rows=True)])
+    inputs = make_inputs(6, [make_item(7, (1, 3), precomputed=True)])
     lifecycle = Lifecycle(retain)
     media = lifecycle.admit(inputs, recipe=lambda index: pytest.fail("a recipe was asked for given rows"))
-    step(inputs, 0, 6)
+    step(media, 0, 6)
     media.advance(6)
     media.retract(0)
-    assert step(inputs, 0, 6).input_embeds.tolist() == expected(inputs)
+    assert step(media, 0, 6).input_embeds.tolist() == expected(inputs)
     assert lifecycle.live().features == 1
     media.finish()
     assert inputs.mm_items[0].precomputed_embeddings is None
@@ -204,7 +210,7 @@ def test_a_recipe_that_gives_nothing_is_named() -> None:
 
 
 def test_arguments_that_cannot_work_are_refused() -> None:
-    with pytest.raises(UsageError, match="none of feature, recipe, rows"):
+    with pytest.raises(UsageError, match="expected one of feature, recipe, embeddings, got 'all'"):
         Lifecycle("all")  # type: ignore[arg-type]
     lifecycle = Lifecycle("recipe")
     with pytest.raises(UsageError, match="needs a recipe"):
@@ -216,7 +222,7 @@ def test_arguments_that_cannot_work_are_refused() -> None:
 
 
 @pytest.mark.case("5.4")
-@pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
 @pytest.mark.parametrize("computed", [None, 0, 3, 5, 8, 12])
 @pytest.mark.parametrize("end", ["finish", "abort"])
 def test_an_end_at_any_stage_frees_all(retain: Any, computed: int | None, end: str) -> None:
@@ -224,17 +230,17 @@ def test_an_end_at_any_stage_frees_all(retain: Any, computed: int | None, end: s
     features = [weakref.ref(item.feature) for item in inputs.mm_items]
     media = lifecycle.admit(inputs, recipe=remake(1))
     if computed is not None:
-        step(inputs, 0, computed)
+        step(media, 0, computed)
         media.advance(computed)
     for _ in range(2):
         getattr(media, end)()
     assert lifecycle.live() == NOTHING
-    assert inputs.held_rows == {}
+    assert media.held_embeddings == {}
     gc.collect()
     assert [feature() for feature in features] == [None, None]
 
 
-@pytest.mark.parametrize("retain", ["feature", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "embeddings"])
 def test_an_abort_while_the_encoder_runs_leaves_nothing_held(retain: Any) -> None:
     inputs, lifecycle = two_items(), Lifecycle(retain)
     media = lifecycle.admit(inputs)
@@ -244,8 +250,8 @@ def test_an_abort_while_the_encoder_runs_leaves_nothing_held(retain: Any) -> Non
         media.abort()
         return out
 
-    step(inputs, 0, 4, encoder=dict.fromkeys(Modality, encode))
-    assert inputs.held_rows == {}
+    step(media, 0, 4, encoder=dict.fromkeys(Modality, encode))
+    assert media.held_embeddings == {}
     assert lifecycle.live() == NOTHING
 
 
@@ -259,7 +265,7 @@ def test_an_abort_while_the_encoder_runs_gives_no_other_request_its_rows() -> No
         return out
 
     ids = torch.from_numpy(np.concatenate([each.padded_input_ids for each in inputs]))
-    batch = ForwardBatch(inputs, [0, 0, 0], [2, 2, 2])
+    batch = ForwardBatch(media, [0, 0, 0], [2, 2, 2])
     out = embed_mm_inputs(ids, batch, TABLE, {Modality.IMAGE: encode})
     assert out.input_embeds[2:].tolist() == [[6.0] * HIDDEN] * 2 + [[9.0] * HIDDEN] * 2
 
@@ -278,20 +284,20 @@ def test_requests_of_one_media_end_one_by_one() -> None:
     one, two = lifecycle.admit(first), lifecycle.admit(second)
     one.finish()
     assert lifecycle.live().requests == 1
-    assert step(second, 0, 12).input_embeds.tolist() == expected(second)
+    assert step(two, 0, 12).input_embeds.tolist() == expected(second)
     two.finish()
     assert lifecycle.live() == NOTHING
 
 
 def test_threads_admit_and_end_requests_at_once() -> None:
-    lifecycle = Lifecycle("rows")
+    lifecycle = Lifecycle("embeddings")
     faults: list[BaseException] = []
 
     def work() -> None:
         try:
             for _ in range(40):
                 media = lifecycle.admit(two_items())
-                step(media.inputs, 0, 8)
+                step(media, 0, 8)
                 media.advance(8)
                 lifecycle.live()
                 media.finish()
@@ -351,17 +357,19 @@ def test_a_session_in_turns_equals_the_session_in_one(
     assert positions.tolist() == whole.inputs.mrope_positions.tolist()
     assert delta == whole.inputs.mrope_position_delta
     assert [item.offsets for item in merged.mm_items] == [[span] for span in whole.spans]
-    # Ids: each turn's own, the generated ones between; marks of the same places.
+    # Ids: each turn's own, the generated ones between; modalities of the same places.
     ids = [turns[0].inputs.padded_input_ids, np.arange(generated), turns[1].inputs.padded_input_ids, np.arange(more)]
     assert merged.padded_input_ids.tolist() == np.concatenate([*ids, turns[2].inputs.padded_input_ids]).tolist()
-    marks = [0] * whole.seq
+    ids = [turns[0].inputs.input_ids, np.arange(generated), turns[1].inputs.input_ids, np.arange(more)]
+    assert merged.input_ids.tolist() == np.concatenate([*ids, turns[2].inputs.input_ids]).tolist()
+    modalities = [0] * whole.seq
     for item in merged.mm_items:
         ((start, end),) = item.offsets
-        marks[start : end + 1] = [int(item.modality)] * (end + 1 - start)
+        modalities[start : end + 1] = [int(item.modality)] * (end + 1 - start)
         assert merged.padded_input_ids[start : end + 1].tolist() == item.padding_sequence(end + 1 - start).tolist()
-    assert merged.token_modalities.tolist() == marks
+    assert merged.token_modalities.tolist() == modalities
     counts = [merged.num_image_tokens, merged.num_video_tokens, merged.num_audio_tokens]
-    assert counts == [marks.count(1), marks.count(2), marks.count(3)]
+    assert counts == [modalities.count(1), modalities.count(2), modalities.count(3)]
 
 
 @pytest.mark.case("4.6")
@@ -393,6 +401,7 @@ def test_a_turn_of_text_without_positions_goes_on_by_its_indices() -> None:
         ids = np.zeros(seq, dtype=np.int64)
         return MultimodalInputs(
             mm_items=[],
+            input_ids=ids,
             padded_input_ids=ids,
             token_modalities=ids,
             mrope_positions=positions,
@@ -409,18 +418,18 @@ def test_a_turn_of_text_without_positions_goes_on_by_its_indices() -> None:
     assert merge(turn(2, None, None), turn(2, None, None)).mrope_positions is None
 
 
-@pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
 def test_a_session_goes_on_and_gives_the_rows_of_all_turns_after_a_retract(retain: Any) -> None:
     lifecycle, turns = Lifecycle(retain), [Turn([1, (1, 2, 2), 1], 10), Turn([(1, 1, 3), 2, (1, 2, 1)], 20)]
     media = lifecycle.admit(turns[0].inputs, recipe=remake(10))
-    step(media.inputs, 0, 6)
+    step(media, 0, 6)
     media.advance(6)
-    media.next_turn(turns[1].inputs, generated=[6, 7], recipe=remake(20))
+    media.next_turn(merge(media.inputs, turns[1].inputs, generated=[6, 7]), recipe=remake(20))
     ids = np.arange(len(media.inputs.padded_input_ids)) % 50
     assert len(ids) == 6 + 2 + 7
     for back in (6, 0, 9, 3):  # the second turn is prefilled, then all, then from within either
         media.retract(back)
-        out = step(media.inputs, back, 15 - back)
+        out = step(media, back, 15 - back)
         assert out.failed == ()
         found = out.input_embeds.tolist()
         for place in range(back, 15):
@@ -430,7 +439,7 @@ def test_a_session_goes_on_and_gives_the_rows_of_all_turns_after_a_retract(retai
         media.advance(15)
     media.finish()
     assert lifecycle.live() == NOTHING
-    assert media.inputs.held_rows == {}
+    assert media.held_embeddings == {}
 
 
 def test_a_session_with_one_recipe_is_asked_by_the_index_in_the_session() -> None:
@@ -441,7 +450,7 @@ def test_a_session_with_one_recipe_is_asked_by_the_index_in_the_session() -> Non
         return feature_of(index)
 
     media = Lifecycle("recipe").admit(Turn([(1, 1, 2), (1, 1, 1)], 0).inputs, recipe=recipe)
-    media.next_turn(Turn([(1, 1, 2)], 2).inputs)
+    media.next_turn(merge(media.inputs, Turn([(1, 1, 2)], 2).inputs))
     media.advance(5)
     media.retract(0)
     assert asked == [0, 1, 2]
@@ -491,7 +500,7 @@ class Worker:
             count = self.random.randrange(1, 8)
             seed = self.random.randrange(1, 30) * 10 + count  # the count is part of what an item is
             seeds.append(seed)
-            items.append(make_item(seed, (cursor, cursor + count - 1), given_rows=self.random.random() < 0.2))
+            items.append(make_item(seed, (cursor, cursor + count - 1), precomputed=self.random.random() < 0.2))
             cursor += count + self.random.randrange(2)
         self.features += [weakref.ref(item.feature) for item in items if item.feature is not None]
         return make_inputs(cursor + 1, items), lambda index: feature_of(seeds[index])
@@ -509,9 +518,7 @@ class Worker:
         if batch:
             out = embed_mm_inputs(
                 torch.from_numpy(np.concatenate(ids)),
-                ForwardBatch(
-                    [media.inputs for media, _, _ in batch], [d for _, d, _ in batch], [e for _, _, e in batch]
-                ),
+                ForwardBatch([media for media, _, _ in batch], [d for _, d, _ in batch], [e for _, _, e in batch]),
                 TABLE,
                 ENCODERS,
                 self.cache,
@@ -549,7 +556,8 @@ class Worker:
             return media, done
         if chance < 0.4:
             inputs, recipe = self.turn()
-            media.next_turn(inputs, generated=[1] * self.random.randrange(3), recipe=recipe)
+            merged = merge(media.inputs, inputs, generated=[1] * self.random.randrange(3))
+            media.next_turn(merged, recipe=recipe)
             return media, done
         media.finish()
         self.ends += 1
@@ -558,7 +566,7 @@ class Worker:
 
 @pytest.mark.case("5.4")
 @pytest.mark.case("5.5")
-@pytest.mark.parametrize("retain", ["feature", "recipe", "rows"])
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
 def test_two_thousand_mixed_requests_leave_nothing_behind(retain: Any) -> None:
     worker = Worker(retain, seed=5)
     while worker.admitted < 2000:
@@ -583,7 +591,7 @@ def test_held_deepstack_rows_are_counted() -> None:
     def deep(items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         return [Encoded(part, deepstack=torch.stack([part, part])) for part in rows(items)]
 
-    inputs, lifecycle = two_items(), Lifecycle()
-    lifecycle.admit(inputs)
-    step(inputs, 0, 3, encoder=dict.fromkeys(Modality, deep))
+    lifecycle = Lifecycle()
+    media = lifecycle.admit(two_items())
+    step(media, 0, 3, encoder=dict.fromkeys(Modality, deep))
     assert lifecycle.live().held_bytes == 3 * 4 * HIDDEN * 4

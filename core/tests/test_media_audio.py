@@ -145,7 +145,7 @@ def test_lossy_audios_are_near_what_they_were(container: str, codec: str, form: 
     assert np.argmax(spectrum) == 440
     assert np.abs(found[rate // 2 : rate]).max() == pytest.approx(0.5, abs=0.03)
     # The head is near what is decoded.
-    header = opened(data).header()
+    header = opened(data).probe()
     assert header.sampling_rate == rate
     assert abs(header.num_samples - len(found)) <= 3 * 1152
     assert probe(data, modality="audio") == header
@@ -400,8 +400,8 @@ print(json.dumps([found, (peak() - before) // 1024]))
 def test_heads_tell_the_length_without_decoding(decoded_samples: list[int]) -> None:
     levels = whole_numbers(sine(44100, 1.25))[:, None]
     for data in (wav(levels.astype("<i2").tobytes(), 44100, 1, 16), encoded(levels, 44100, "flac", "flac")):
-        assert opened(data).header() == AudioSize(len(levels), 44100)
-    assert opened(AudioSamples(levels[:, 0], 44100)).header() == AudioSize(len(levels), 44100)
+        assert opened(data).probe() == AudioSize(len(levels), 44100)
+    assert opened(AudioSamples(levels[:, 0], 44100)).probe() == AudioSize(len(levels), 44100)
     assert decoded_samples == []
 
 

@@ -26,15 +26,13 @@ import numpy as np
 import pytest
 import trustme
 from PIL import Image
+from toy import PlainToy, toy_spec
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
-from mm_plugin.items import Modality
-from mm_plugin.media import DecodedMedia, ImageSource, http, open_image
+from mm_plugin.media import ImageSource, http, open_image
 from mm_plugin.media.http import fetch, fetch_async
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor
+from mm_plugin.processor import ModelProcessor
 from mm_plugin.settings import Settings
-from mm_plugin.spec import ModelSpec
 
 PATH = "images[1]"
 HOST = "media.test"
@@ -614,7 +612,7 @@ def test_a_redirect_is_checked_as_the_first_url(
     settings = limits(server, private_hosts=(HOST,))
     text = str(refused(door, f"http://{HOST}:{server.port}/", settings))
     assert HOST in text
-    assert ("not of the kind http: or https:" in text) == (
+    assert ("must use http: or https:" in text) == (
         location.split(":", maxsplit=1)[0] in ("file", "ftp", "gopher", "data", "javascript")
     )
     assert len(server.heads) == 1
@@ -703,7 +701,9 @@ def test_compressed_answers_are_refused(
     door: Callable[..., bytes], serve: Callable[..., Server], names: Names, coding: str
 ) -> None:
     server = serve(ok(BODY, f"Content-Encoding: {coding}"))
-    assert "compressed" in str(refused(door, f"http://{HOST}:{server.port}/", limits(server)))
+    assert "content encoding that was not requested" in str(
+        refused(door, f"http://{HOST}:{server.port}/", limits(server))
+    )
 
 
 @pytest.mark.parametrize(
@@ -896,7 +896,7 @@ def test_a_redirect_may_lead_to_tls_and_not_away_from_it(
     settings = limits(secure, plain)
     assert door(f"http://{HOST}:{plain.port}/", PATH, settings) == BODY
     secure.answer, plain.answer = redirect(f"http://{HOST}:{plain.port}/"), ok()
-    assert "leaves https:" in str(refused(door, f"https://{HOST}:{secure.port}/", settings))
+    assert "must not leave https:" in str(refused(door, f"https://{HOST}:{secure.port}/", settings))
     assert len(plain.heads) == 1
 
 
@@ -1061,36 +1061,6 @@ def test_a_traceback_holds_no_url(serve: Callable[..., Server], names: Names) ->
 # --- requests ----------------------------------------------------------------------------------------------------------
 
 
-class Heights(ModelProcessor):
-    """A row for each row of pixels."""
-
-    Options = BaseOptions
-
-    def context(self, counts: Any) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
-        return {"rows": size.height}
-
-    def prepare(self, decoded: DecodedMedia, layout: Any, options: Any) -> np.ndarray:
-        return decoded.pixels.copy()
-
-    def replacement(self, layout: Any) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
-
-
-HEIGHTS = ModelSpec(
-    name="heights",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("rows",)},
-    padding="runs",
-    processor="heights:Heights",
-    encoder="heights:Encoder",
-)
-
-
 @pytest.mark.parametrize("as_async", [False, True], ids=["sync", "async"])
 def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
     serve: Callable[..., Server],
@@ -1105,7 +1075,11 @@ def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
     good, bad = serve(ok(buffer.getvalue())), serve(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
     settings = limits(good, bad)
     processor = open_words(
-        Heights, HEIGHTS, allowed_hosts=settings.allowed_hosts, private_hosts=settings.private_hosts, fetch_seconds=20.0
+        PlainToy,
+        toy_spec(),
+        allowed_hosts=settings.allowed_hosts,
+        private_hosts=settings.private_hosts,
+        fetch_seconds=20.0,
     )
     loop_threads: list[int] = []
 
@@ -1133,7 +1107,7 @@ def test_urls_of_a_request_are_fetched_and_the_first_bad_one_is_named(
         monkeypatch.setattr(
             ImageSource,
             "decode",
-            lambda self, **named: (decoded.append(threading.get_ident()), original(self, **named))[1],
+            lambda self, *size, **named: (decoded.append(threading.get_ident()), original(self, *size, **named))[1],
         )
         other = io.BytesIO()
         Image.fromarray(pixels + 1).save(other, "PNG")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,53 +11,33 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from PIL import Image
+from toy import PlainToy, Toy, audio, png, toy_spec
 
 from mm_plugin.errors import LimitError, UsageError
 from mm_plugin.events import Event, ItemDropped
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media import AudioSamples, DecodedMedia, Size
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor
+from mm_plugin.processor import ModelProcessor
 from mm_plugin.spec import ModelSpec
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
 WORDS = ("word", "other", "third")
-RATE = 16
 SPECIAL = ["<image>", "<audio>", "<s>", "</s>", "<mark>"]
 
 
-class Processor(ModelProcessor, AcceptsAudio):
-    """As many rows as an image is high or an audio input is long, and twice as many where fewer than three images are there."""
-
-    Options = BaseOptions
+class Processor(Toy):
+    """Twice as many rows where there are fewer than three images."""
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
         return counts.get(Modality.IMAGE, 0) < 3
 
-    def sampling_rate(self, options: Any) -> int:
-        return RATE
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: bool) -> dict[str, Any]:
-        rows = size.height if isinstance(size, Size) else size.num_samples
-        return {"rows": rows * (2 if context else 1), "kind": int(modality)}
-
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
-        return decoded.samples.copy() if decoded.modality is Modality.AUDIO else decoded.pixels[:, :1].astype(np.int16)
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
+    def rows(self, modality: Modality, size: Any, options: Any, context: bool) -> int:
+        return super().rows(modality, size, options, False) * (2 if context else 1)
 
 
-class Plain(Processor):
-    """As many rows as the image is high, in whatever company."""
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return False
-
-
-def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+def positions(
+    items: Sequence[Any], *, seq: int, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[np.ndarray, int]:
     """Positions that stand still inside a media input, so that it shows where each of them lies."""
     still = np.zeros(seq, dtype=np.int64)
     for item in items:
@@ -68,18 +47,7 @@ def positions(items: Sequence[Any], *, seq: int, config: Mapping[str, Any]) -> t
     return np.stack([along] * 3).astype(np.int64), -int(still.sum())
 
 
-SPEC = ModelSpec(
-    name="two",
-    output_version=1,
-    modalities=(Modality.IMAGE, Modality.AUDIO),
-    placeholders={Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"},
-    token_pairs=(("<s>", "</s>"),),
-    fields=dict.fromkeys((Modality.IMAGE, Modality.AUDIO), ("rows", "kind")),
-    padding="runs",
-    processor="two:Processor",
-    encoder="two:Encoder",
-    positions="two:positions",
-)
+SPEC = toy_spec(Modality.IMAGE, Modality.AUDIO, name="two", token_pairs=(("<s>", "</s>"),), positions="two:positions")
 Open = Callable[..., ModelProcessor]
 
 
@@ -94,18 +62,7 @@ def loaded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def open_two(open_words: Open) -> Open:
-    return lambda cls=Plain, cache=None: open_words(cls, SPEC, SPECIAL, WORDS, cache=cache)
-
-
-def png(seed: int, height: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 200, (height, 2, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def audio(seed: int, length: int) -> AudioSamples:
-    return AudioSamples(np.random.default_rng(seed).random(length, dtype=np.float32), RATE)
+    return lambda cls=PlainToy: open_words(cls, SPEC, SPECIAL, WORDS)
 
 
 A, B, C, D = png(0, 3), png(1, 4), png(2, 5), png(3, 2)
@@ -188,7 +145,7 @@ def test_spans_positions_and_marks_of_what_remains_by_hand(open_two: Open) -> No
 @pytest.mark.case("2.4")
 def test_the_default_is_to_refuse(open_two: Open, decodes: list[str]) -> None:
     for arguments in ({}, {"on_overflow": "error"}):
-        with pytest.raises(LimitError, match="22 tokens, at most 21") as caught:
+        with pytest.raises(LimitError, match="at most 21 tokens in the expanded prompt, got 22") as caught:
             open_two().process(PROMPT, [A, B, C], max_prompt_tokens=21, **arguments)
         assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_prompt_tokens", 21, 22)
     assert decodes == []
@@ -209,7 +166,7 @@ def test_a_policy_without_a_limit_or_within_it_changes_nothing(
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
 def test_text_that_is_too_long_by_itself_is_refused(open_two: Open, decodes: list[str], policy: Any) -> None:
     processor = open_two()
-    with pytest.raises(LimitError, match="4 tokens, at most 3"):
+    with pytest.raises(LimitError, match="at most 3 tokens in the expanded prompt, got 4"):
         processor.process(PROMPT, [A, B, C], max_prompt_tokens=3, on_overflow=policy)
     assert decodes == []
     assert processor.cache_stats.pinned == 0

@@ -130,12 +130,12 @@ def test_matching_finds_in_expanded_ids_what_expansion_recorded(
 @pytest.mark.parametrize(
     ("ids", "wanted", "message"),
     [
-        ([1, 9, 9, 2], [[9, 9, 9]], "item 0 .* at 1 differ"),
+        ([1, 9, 9, 2], [[9, 9, 9]], "item 0: .* found other tokens at 1"),
         ([1, 9, 9], [[9, 9, 9]], "item 0"),
-        ([1, 9, 9, 2], [[9, 9], [9, 9]], "item 1 .* 3, but its first token"),
+        ([1, 9, 9, 2], [[9, 9], [9, 9]], "item 1: .* index 3 on, found no occurrence of its first token"),
         ([1, 2], [[9]], "item 0"),
-        ([1, 9], [[]], "item 0 stands for no tokens"),
-        ([8, 9, 8, 8], [[8, 8]], "item 0 .* at 0 differ"),
+        ([1, 9], [[]], "item 0 has no tokens"),
+        ([8, 9, 8, 8], [[8, 8]], "item 0: .* found other tokens at 0"),
     ],
 )
 def test_expanded_ids_that_differ_are_refused_by_item(ids: list[int], wanted: list[list[int]], message: str) -> None:
@@ -165,7 +165,7 @@ def test_slots_that_overlap_or_leave_the_ids_are_refused(slots: list[Slot]) -> N
 @pytest.mark.case("2.5")
 @pytest.mark.parametrize(("slots", "media"), [(0, 1), (3, 1), (1, 0)])
 def test_other_counts_of_slots_and_replacements_are_refused_with_both(slots: int, media: int) -> None:
-    with pytest.raises(SpanError, match=f"{slots} slots, {media} replacements"):
+    with pytest.raises(SpanError, match=f"{slots} slots and {media} replacements"):
         expand(np.arange(5), [Slot(i, i + 1) for i in range(slots)], [Replacement.repeat(9, 2)] * media)
 
 
@@ -178,7 +178,7 @@ def test_slots_are_found_at_every_place_of_the_token() -> None:
 def test_rows_and_runs_of_a_replacement_say_the_same(piece: Piece) -> None:
     one = replacement(piece)
     takes = [True] * len(piece[0]) if piece[1] is None else piece[1]
-    assert one.num_rows == sum(takes)
+    assert one.num_embeddings == sum(takes)
     assert covered(one.runs()) == [index for index, taken in enumerate(takes) if taken]
 
 
@@ -206,7 +206,7 @@ def test_offsets_are_padded_as_in_the_reference_and_refused_where_they_leave_the
         item.modality = Modality[given_item["modality"]]
         item.offsets = [(start, end) for start, end in given_item["offsets_inclusive"]]
     if case["id"] in ("truncated_inside", "truncated_before", "empty_ids"):
-        with pytest.raises(SpanError, match="does not lie in"):
+        with pytest.raises(SpanError, match="expected a span within"):
             pad_by_offsets(ids, made)
         return
     expected = list(map(int, case["output"]))
@@ -274,23 +274,23 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[list[tuple[int, int]]], list[Mod
 
 
 @given(layouts())
-def test_padding_and_marks_equal_a_loop_over_tokens(
+def test_padding_and_token_modalities_equal_a_loop_over_tokens(
     layout: tuple[int, list[list[tuple[int, int]]], list[Modality]],
 ) -> None:
     seq, spans, modalities = layout
     made = items(3)
-    ids, marks = list(range(100, 100 + seq)), [0] * seq
+    ids, token_modalities = list(range(100, 100 + seq)), [0] * seq
     expected = list(ids)
     for index, item in enumerate(made):
         item.offsets, item.modality = spans[index], modalities[index]
         for start, end in spans[index]:
             for at in range(start, end + 1):
                 expected[at] = VALUES[index][(at - start) % 4]
-                marks[at] = {"IMAGE": 1, "VIDEO": 2, "AUDIO": 3}[modalities[index].name]
+                token_modalities[at] = {"IMAGE": 1, "VIDEO": 2, "AUDIO": 3}[modalities[index].name]
     given_ids = np.array(ids, dtype=np.int64)
     padded = pad_by_offsets(given_ids, made)
     assert padded.tolist() == expected
-    assert token_modalities_of(made, seq).tolist() == marks
+    assert token_modalities_of(made, seq).tolist() == token_modalities
     assert given_ids.tolist() == ids
     assert not np.shares_memory(padded, given_ids)
 
@@ -333,7 +333,7 @@ def test_runs_of_one_placeholder_are_padded_an_item_each() -> None:
 
 @pytest.mark.parametrize(("ids", "count"), [([9, 9, 1, 9], 1), ([9, 9], 2), ([1], 1), ([9], 0)])
 def test_other_counts_of_runs_and_items_are_refused_with_both(ids: list[int], count: int) -> None:
-    with pytest.raises(SpanError, match=rf"\d runs of placeholder 9, {count} items"):
+    with pytest.raises(SpanError, match=rf"expected {count} runs of placeholder 9, one per item, got \d"):
         pad_runs(np.array(ids, np.int64), items(count), 9)
 
 
@@ -371,7 +371,7 @@ def test_the_rows_of_all_chunks_are_the_rows_of_the_prompt(
 
 
 def test_a_batch_whose_lists_differ_in_length_is_refused() -> None:
-    with pytest.raises(SpanError, match="2 prefixes, 1 extends, 1 lists"):
+    with pytest.raises(SpanError, match="2 prefixes, 1 extends and 1 lists"):
         count_mm_tokens_in_extend([0, 0], [1], [[]])
 
 
@@ -425,7 +425,7 @@ def test_by_runs_each_kind_has_its_own_placeholder_and_order() -> None:
     expected = [*VALUES[1][:3], *VALUES[0][:2], 1, VALUES[2][0], 2]
     assert pad_input_ids(spec, tokens, ids, made).tolist() == expected
     assert ids.tolist() == [9, 9, 9, 8, 8, 1, 9, 2]
-    with pytest.raises(SpanError, match="1 runs of placeholder 8, 0 items"):
+    with pytest.raises(SpanError, match="expected 0 runs of placeholder 8, one per item, got 1"):
         pad_input_ids(spec, tokens, ids, made[1:])
 
 
@@ -448,7 +448,7 @@ def test_recorded_offsets_win_over_every_rule(padding: str) -> None:
 def test_by_offsets_an_item_without_them_is_refused() -> None:
     made = items(2)
     made[0].offsets = [(0, 0)]
-    with pytest.raises(SpanError, match="padded pads by recorded offsets"):
+    with pytest.raises(SpanError, match="padded: expected recorded offsets"):
         pad_input_ids(declared("offsets"), SpecialTokens(), np.arange(3), made)
 
 
@@ -475,7 +475,8 @@ PADDED = [1, 2**62 + 999_999, 1_000_000, 2]
 
 def kept_inputs(padded: list[int]) -> MultimodalInputs:
     array_ = np.array(padded, np.int64)
-    return MultimodalInputs(mm_items=[], padded_input_ids=array_, token_modalities=np.zeros(len(padded), np.int64))
+    zeros = np.zeros(len(padded), np.int64)
+    return MultimodalInputs(mm_items=[], input_ids=zeros, padded_input_ids=array_, token_modalities=zeros)
 
 
 ORIGINS = {
@@ -533,17 +534,17 @@ def test_expanded_prompts_of_several_kinds_are_matched_padded_and_marked(
     seq, spans, modalities = layout
     flat = sorted((span, modalities[owner]) for owner, part in enumerate(spans) for span in part)
     ids = [1] * (seq + tail)
-    expected_marks = [0] * (seq + tail)
+    expected_modalities = [0] * (seq + tail)
     for (start, end), modality in flat:
         for at in range(start, end + 1):
-            ids[at], expected_marks[at] = 50 + int(modality), int(modality)
+            ids[at], expected_modalities[at] = 50 + int(modality), int(modality)
     parts = [Replacement.repeat(50 + int(modality), end - start + 1) for (start, end), modality in flat]
     found = match_expanded(np.array(ids), parts)
     assert found.offsets == [[span] for span, _ in flat]
     made = items(len(flat))
     for item, offsets, (_, modality) in zip(made, found.offsets, flat, strict=True):
         item.offsets, item.modality = offsets, modality
-    assert token_modalities_of(made, seq + tail).tolist() == expected_marks
+    assert token_modalities_of(made, seq + tail).tolist() == expected_modalities
     padded = pad_by_offsets(found.ids, made)
     for index, ((start, end), _) in enumerate(flat):
         values = made[index].pad_values or ()
@@ -552,4 +553,4 @@ def test_expanded_prompts_of_several_kinds_are_matched_padded_and_marked(
 
 def test_a_token_that_is_repeated_takes_no_memory() -> None:
     found = Replacement.repeat(7, 10**12)
-    assert (len(found.ids), found.num_rows, int(found.ids[-1])) == (10**12, 10**12, 7)
+    assert (len(found.ids), found.num_embeddings, int(found.ids[-1])) == (10**12, 10**12, 7)

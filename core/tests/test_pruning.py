@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_plugin.cache import EmbeddingCache
-from mm_plugin.embed import embed_mm_inputs, kept_positions, prune_video
+from mm_plugin.embed import embed_mm_inputs, kept_per_frame, kept_positions, place_kept_positions, prune_video
 from mm_plugin.errors import SizeError, SpanError
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
+from mm_plugin.events import DeviceSync, Observers
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
-from mm_plugin.positions import mrope_positions
+from mm_plugin.positions import batch_positions, mrope_positions
 from mm_plugin.transforms import retained_video_tokens
 
 Grid = tuple[int, int, int]
@@ -149,17 +150,21 @@ def encode_videos(items: Sequence[MultimodalDataItem]) -> list[Any]:
     return out
 
 
-def make_inputs(seq: int, *media: tuple[Modality, int, tuple[int, int]]) -> MultimodalInputs:
+def make_media(seq: int, *items_of: tuple[Modality, int, tuple[int, int]]) -> RequestMedia:
     items = []
-    for modality, seed, span in media:
+    for modality, seed, span in items_of:
         feature = frames(seed) if modality is Modality.VIDEO else np.full((span[1] + 1 - span[0], HIDDEN), seed, "f")
         item = MultimodalDataItem(modality=modality, offsets=[span], feature=feature)
         item.set_identity(bytes([modality, seed]) * 16)
         items.append(item)
-    return MultimodalInputs(
-        mm_items=items,
-        padded_input_ids=pad_by_offsets(np.zeros(seq, np.int64), items),
-        token_modalities=token_modalities_of(items, seq),
+    ids = np.zeros(seq, np.int64)
+    return RequestMedia(
+        MultimodalInputs(
+            mm_items=items,
+            input_ids=ids,
+            padded_input_ids=pad_by_offsets(ids, items),
+            token_modalities=token_modalities_of(items, seq),
+        )
     )
 
 
@@ -173,8 +178,8 @@ ENCODERS = {
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 11])
 def test_a_pruned_video_is_chunked_beside_other_requests(size: int, cached: bool) -> None:
     assert retained_video_tokens(GRID, 0.5) == TOTAL
-    pruned = make_inputs(11, (Modality.IMAGE, 9, (0, 1)), (Modality.VIDEO, 1, (3, 3 + TOTAL - 1)))
-    whole = make_inputs(11, (Modality.VIDEO, 1, (0, 5)), (Modality.VIDEO, 2, (6, 9)))
+    pruned = make_media(11, (Modality.IMAGE, 9, (0, 1)), (Modality.VIDEO, 1, (3, 3 + TOTAL - 1)))
+    whole = make_media(11, (Modality.VIDEO, 1, (0, 5)), (Modality.VIDEO, 2, (6, 9)))
     table = torch.nn.Embedding.from_pretrained(torch.full((5, HIDDEN), -1.0))
     cache = EmbeddingCache(1 << 16) if cached else None
     kept = {seed: slow_kept(frames(seed).astype(float).tolist(), GRID, total) for seed, total in ((1, 6), (2, 4))}
@@ -186,7 +191,7 @@ def test_a_pruned_video_is_chunked_beside_other_requests(size: int, cached: bool
     }
     for start in range(0, 11, size):
         extend = min(size, 11 - start)
-        ids = [inputs.padded_input_ids[start : start + extend] for inputs in (pruned, whole)]
+        ids = [media.inputs.padded_input_ids[start : start + extend] for media in (pruned, whole)]
         flat = torch.from_numpy(np.concatenate([*ids, np.zeros(extend, np.int64)]))
         out = embed_mm_inputs(
             flat, ForwardBatch([pruned, whole, None], [start] * 3, [extend] * 3), table, ENCODERS, cache
@@ -209,10 +214,10 @@ def test_kept_indices_are_kept_without_a_larger_buffer_and_are_counted() -> None
     def encode(items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         return [Encoded(torch.zeros(item.num_tokens, HIDDEN), kept=indices[: item.num_tokens]) for item in items]
 
-    inputs, cache = make_inputs(6, (Modality.VIDEO, 1, (0, 5))), EmbeddingCache(1 << 16)
+    media, cache = make_media(6, (Modality.VIDEO, 1, (0, 5))), EmbeddingCache(1 << 16)
     table = torch.nn.Embedding(5, HIDDEN)
     out = embed_mm_inputs(
-        torch.zeros(6, dtype=torch.int64), ForwardBatch([inputs], [0], [6]), table, {Modality.VIDEO: encode}, cache
+        torch.zeros(6, dtype=torch.int64), ForwardBatch([media], [0], [6]), table, {Modality.VIDEO: encode}, cache
     )
     assert out.kept[0, 0].tolist() == list(range(6))
     assert out.kept[0, 0].untyped_storage().nbytes() == 6 * 8
@@ -223,20 +228,15 @@ def test_kept_indices_are_kept_without_a_larger_buffer_and_are_counted() -> None
     "kept", [torch.arange(5), torch.arange(6).float(), torch.zeros(6, 1, dtype=torch.int64), list(range(6))], ids=str
 )
 def test_kept_indices_that_do_not_fit_the_rows_fail_the_item(kept: Any) -> None:
-    inputs = make_inputs(6, (Modality.VIDEO, 1, (0, 5)))
+    media = make_media(6, (Modality.VIDEO, 1, (0, 5)))
     encode = {Modality.VIDEO: lambda items: [Encoded(torch.zeros(6, HIDDEN), kept=kept)]}
     out = embed_mm_inputs(
-        torch.zeros(6, dtype=torch.int64), ForwardBatch([inputs], [0], [6]), torch.nn.Embedding(5, HIDDEN), encode
+        torch.zeros(6, dtype=torch.int64), ForwardBatch([media], [0], [6]), torch.nn.Embedding(5, HIDDEN), encode
     )
     assert [(failure.request, failure.item) for failure in out.failed] == [(0, 0)]
 
 
 def test_a_pruned_span_has_its_place_in_the_prompt_and_its_positions_on_the_device() -> None:
-    from mm_plugin.embed import embed_mm_inputs, place_kept_positions
-    from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs
-    from mm_plugin.items import Modality, MultimodalDataItem
-    from mm_plugin.positions import batch_positions, mrope_positions
-
     grid, kept = (4, 2, 3), torch.tensor([0, 1, 2, 3, 4, 5, 8, 13, 22])
     full, full_delta = mrope_positions([(2, 25)], [grid], seq=30)
     table, delta = mrope_positions([(2, 2 + len(kept) - 1)], [grid], seq=30 - 24 + len(kept), pruned=[True])
@@ -246,21 +246,25 @@ def test_a_pruned_span_has_its_place_in_the_prompt_and_its_positions_on_the_devi
     item = MultimodalDataItem(modality=Modality.VIDEO, offsets=[(2, 2 + len(kept) - 1)], feature=np.zeros(1))
     item.set_identity(b"v" * 32)
     seq = table.shape[1]
-    inputs = MultimodalInputs(
-        mm_items=[item],
-        padded_input_ids=np.zeros(seq, np.int64),
-        token_modalities=np.zeros(seq, np.int64),
-        mrope_positions=table,
-        mrope_position_delta=delta,
+    ids = np.zeros(seq, np.int64)
+    media = RequestMedia(
+        MultimodalInputs(
+            mm_items=[item],
+            input_ids=ids,
+            padded_input_ids=ids,
+            token_modalities=ids,
+            mrope_positions=table,
+            mrope_position_delta=delta,
+        )
     )
     encoder = {Modality.VIDEO: lambda items: [Encoded(torch.zeros(len(kept), 4), kept=kept) for _ in items]}
     for size in (1, 4, 7, seq):
         columns = []
         for start in range(0, seq, size):
             extend = min(size, seq - start)
-            batch = ForwardBatch([None, inputs], [5, start], [2, extend])
-            ids = torch.zeros(2 + extend, dtype=torch.int64)
-            out = embed_mm_inputs(ids, batch, torch.nn.Embedding(3, 4), encoder)
+            batch = ForwardBatch([None, media], [5, start], [2, extend])
+            flat = torch.zeros(2 + extend, dtype=torch.int64)
+            out = embed_mm_inputs(flat, batch, torch.nn.Embedding(3, 4), encoder)
             step = batch_positions([None, table], [None, delta], [5, start], [2, extend])
             positions = torch.from_numpy(step)
             place_kept_positions(positions, batch, out.kept, lambda _: grid)
@@ -270,19 +274,13 @@ def test_a_pruned_span_has_its_place_in_the_prompt_and_its_positions_on_the_devi
 
 
 def test_a_pruned_span_is_shorter_than_its_grid_and_others_are_not() -> None:
-    from mm_plugin.errors import SpanError
-    from mm_plugin.positions import mrope_positions
-
     for spans, pruned in (([(0, 7)], [False]), ([(0, 24)], [True]), ([(0, 7)], None), ([(0, 7)], [True, True])):
         with pytest.raises(SpanError):
             mrope_positions(spans, [(4, 2, 3)], seq=30, pruned=pruned)
 
 
 def test_rows_of_each_frame_are_read_back_and_told() -> None:
-    from mm_plugin.embed import rows_per_frame
-    from mm_plugin.events import DeviceSync, Observers
-
     heard: list[object] = []
-    counts = rows_per_frame(torch.tensor([0, 1, 5, 8, 22]), (4, 2, 3), Observers([heard.append]))
+    counts = kept_per_frame(torch.tensor([0, 1, 5, 8, 22]), (4, 2, 3), Observers([heard.append]))
     assert counts == [3, 1, 0, 1]
     assert [type(event) for event in heard] == [DeviceSync]

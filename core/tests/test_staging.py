@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mm_plugin.embed import EncoderCalls, StagingBuffer
-from mm_plugin.embed.staging import DEFAULT_BYTES
+from mm_plugin.embed import EncoderCalls
+from mm_plugin.encoder import StagingBuffer
+from mm_plugin.encoder.staging import DEFAULT_BYTES
 from mm_plugin.inputs import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
@@ -251,7 +252,7 @@ def test_the_encoder_reads_the_copy_and_the_item_keeps_its_own(kind: str) -> Non
     with device:
         (result,) = calls.encode(Modality.IMAGE, [item])
     assert isinstance(result, Encoded)
-    assert result.rows.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert result.embeddings.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert item.feature is own
     (given,) = seen
     assert given is not item

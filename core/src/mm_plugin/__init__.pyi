@@ -16,14 +16,11 @@ from .errors import (
     UsageError,
 )
 from .hookspecs import hookimpl
-from .inputs import (
-    Encoded,
-    ForwardBatch,
-    MultimodalInputs,
-    MultimodalProcessorOutput,
-    PrecomputedEmbeddings,
-    ProcessorOutput,
-)
+from .inputs.batch import ForwardBatch
+from .inputs.encoded import Encoded
+from .inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
+from .inputs.processed import MultimodalInputs, MultimodalProcessorOutput
+from .inputs.request_media import RequestMedia
 from .items import Modality, MultimodalDataItem, MultimodalInputFormat
 from .media.types import (
     AudioSamples,
@@ -40,10 +37,12 @@ from .media.types import (
 )
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
-from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
+from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .processor.model import ModelProcessor
 from .processor.options import BaseOptions, OptionScope
-from .registry import PluginRecord, Registry, discover
+from .processor.processor import Processor
+from .registry.records import PluginRecord
+from .registry.registry import Registry, discover
 from .settings import Settings
 from .spec import ModelSpec
 
@@ -88,12 +87,15 @@ __all__ = [
     "PluginLoadError",
     "PluginRecord",
     "PrecomputedEmbeddings",
+    "PreparesBatches",
     "ProcessesJointly",
+    "Processor",
     "ProcessorError",
     "ProcessorOutput",
     "Registry",
     "Replacement",
     "RequestError",
+    "RequestMedia",
     "SampledVideo",
     "Sampling",
     "Settings",

@@ -1,7 +1,11 @@
-"""Questions about arrays and tensors, asked without importing torch. Knows nothing of media or models."""
+"""Questions about numpy arrays and torch tensors, asked without importing torch. Knows nothing of media or models.
+
+Whoever holds a tensor has imported torch already, so a process without torch pays nothing here.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -10,9 +14,94 @@ import numpy as np
 
 from mm_plugin.errors import UsageError
 
+_OVERHEAD = 64  # bytes of a Python object, roughly
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether the value is a torch tensor, of any device and layout."""
+    # While another thread imports torch, the module is there and its names are not.
+    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_class is not None and isinstance(value, tensor_class)
+
+
+def torch_of_tensors() -> Any:
+    """The torch module, for callers that hold a tensor, so that it is imported already."""
+    return sys.modules["torch"]
+
+
+def is_dense(value: Any) -> bool:
+    """Whether the value is a numpy array of numbers or booleans, or a strided torch tensor that is not quantized."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return is_tensor(value) and value.layout is sys.modules["torch"].strided and not value.is_quantized
+
+
+def is_floating(value: Any) -> bool:
+    """Whether an array or tensor has a floating-point dtype."""
+    return value.dtype.kind == "f" if isinstance(value, np.ndarray) else bool(value.is_floating_point())
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of an array's or tensor's own elements; 0 for anything else."""
+    return int(getattr(value, "nbytes", 0))
+
+
+def storage_bytes(value: Any) -> int:
+    """Bytes that a value keeps alive: of a view, the whole array or storage below it; of a container, all of its parts."""
+    if value is None:
+        return 0
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return int(value.nbytes)
+    if is_tensor(value):
+        return int(value.untyped_storage().nbytes())
+    if isinstance(value, Mapping):
+        return _OVERHEAD + sum(storage_bytes(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return _OVERHEAD + sum(map(storage_bytes, value))
+    return _OVERHEAD + (len(value) if isinstance(value, str | bytes) else 0)
+
+
+def detached(feature: Any, source: np.ndarray) -> Any:
+    """The feature in memory of its own.
+
+    The source may be the caller's array, which can change later, so a feature that shares its memory is copied. A numpy view that
+    keeps more than twice its own bytes alive is copied too.
+
+    Args:
+        feature: numpy array or torch tensor; anything else is returned as it is.
+        source: the array that the feature was made from.
+    """
+    if isinstance(feature, np.ndarray):
+        shared = np.may_share_memory(feature, source) or storage_bytes(feature) > 2 * feature.nbytes
+        return feature.copy() if shared else feature
+    if is_tensor(feature) and feature.device.type == "cpu":
+        storage, first = feature.untyped_storage(), source.ctypes.data
+        if storage.data_ptr() < first + source.nbytes and first < storage.data_ptr() + storage.nbytes():
+            return feature.clone()
+    return feature
+
+
+def writable(value: Any) -> Any:
+    """The value, copied if it is a read-only numpy array, from which torch would make no tensor without a warning."""
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def frozen(value: Any) -> Any:
+    """A read-only copy of a numpy array, safe to share between requests; anything else is returned as it is."""
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    return value
+
 
 def as_ids(value: Any, *, what: str = "input_ids") -> np.ndarray:
-    """Any one-dimensional integer sequence, array or tensor as int64; always a new array.
+    """Any one-dimensional sequence, array or tensor of integers as int64; always a new array.
+
+    Args:
+        value: the ids.
+        what: the argument's name, for messages.
 
     Shape:
         returns [n] int64.
@@ -21,15 +110,17 @@ def as_ids(value: Any, *, what: str = "input_ids") -> np.ndarray:
         UsageError: it is not one-dimensional, or not integers.
     """
     if isinstance(value, AbstractSet | Mapping):
-        raise UsageError(f"{what}: a {type(value).__name__} has no order", argument=what)
+        raise UsageError(f"{what}: expected ids in order, got an unordered {type(value).__name__}", argument=what)
     try:
-        if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        if is_tensor(value):
             value = value.detach().cpu().numpy()
         array = np.asarray(value if isinstance(value, np.ndarray | Sequence) else list(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise UsageError(f"{what}: {type(value).__name__} is no sequence of integers", argument=what) from error
+        raise UsageError(
+            f"{what}: expected a sequence of integers, got {type(value).__name__}", argument=what
+        ) from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"{what}: expected one dimension of integers, got {array.dtype} {array.shape}", argument=what)
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise UsageError(f"{what}: an id does not fit 64 bits with a sign", argument=what)
+        raise UsageError(f"{what}: expected ids below 2**63, got {int(array.max())}", argument=what)
     return array.astype(np.int64, copy=True)

@@ -1,8 +1,9 @@
-"""One image, video or audio of a request as it travels: the item, its spans and the key of its rows. Knows no request."""
+"""One image, video or audio of a request as it travels: the item, its spans, its key. Knows nothing of requests."""
 
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,19 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError, UsageError
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import FORMAT_VERSION, frame
 from mm_plugin.sentinels import PadValues, pad_values_from_hash, pad_values_from_identity, sentinel_sequence
 
 
 class Modality(enum.IntEnum):
-    """What a media input is. The value is its mark in `token_modalities`, where 0 is text."""
+    """What kind of media an item is. Its value is what `token_modalities` holds for the item's tokens; 0 there is text.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> Modality.parse("video"), Modality.VIDEO.argument, int(Modality.VIDEO)
+        (<Modality.VIDEO: 2>, 'videos', 2)
+    """
 
     IMAGE = 1
     VIDEO = 2
@@ -22,25 +31,31 @@ class Modality(enum.IntEnum):
 
     @property
     def argument(self) -> str:
-        """The argument of `process` that takes such media, and the head of their error paths: `images`."""
+        """The argument of `process` that takes this modality, which also begins its error paths: `images`."""
         return f"{self.name.lower()}s"
 
     @classmethod
     def parse(cls, value: Modality | str | int) -> Modality:
-        """A member from itself, its mark, or its name in any case.
+        """A member from a member, its value, or its name in any case.
 
         Raises:
-            UsageError: there is no such modality.
+            UsageError: the value names no modality.
         """
         try:
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
             names = ", ".join(member.name.lower() for member in cls)
-            raise UsageError(f"{value!r} is no modality; there are {names}", argument="modality") from None
+            raise UsageError(f"modality: expected one of {names}, got {value!r}", argument="modality") from None
 
 
 class MultimodalInputFormat(enum.Enum):
-    """In which form a media input came: raw media, a processor's output, or rows that need no encoder."""
+    """The form in which a media input came: raw media, a processor's output, or embeddings that need no encoder.
+
+    Example:
+        >>> from mm_plugin import MultimodalInputFormat
+        >>> [form.value for form in MultimodalInputFormat]
+        ['normal', 'processor_output', 'precomputed_embedding']
+    """
 
     NORMAL = "normal"
     PROCESSOR_OUTPUT = "processor_output"
@@ -49,25 +64,37 @@ class MultimodalInputFormat(enum.Enum):
 
 Offset = tuple[int, int]
 
+# Modality, identity (the hash where there is none), number of embeddings.
+ITEM_KEY_BYTES = 32
+
 
 class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
-    """One image, one video or one audio.
+    """One image, one video or one audio of a request.
 
-    Model fields (`model_specific_data`) can be read as attributes. Assigning to a name that is no field of the struct fails,
-    so that a misspelt field cannot become data; a model field is changed with `set`.
+    Model fields (`model_specific_data`) are read as attributes. Assigning to a name that is not a field of the struct fails, so
+    that a misspelled field cannot become data; a model field is changed with `set`.
 
     Attributes:
-        modality: what it is.
-        hash: 64-bit hash, the first eight bytes of the identity where there is one.
+        modality: the kind of media.
+        hash: 64-bit hash; the first eight bytes of the identity where there is one.
         pad_value: the first sentinel.
-        offsets: runs of tokens that take this item's rows, in the expanded ids; both ends inclusive.
-        format: in which form it came.
-        feature: what the encoder reads, [n_patches, ...], numpy or torch; None once released or where rows were given.
-        precomputed_embeddings: rows [num_tokens, hidden]; such an item never meets the encoder.
-        keep_device_embedding: rows stay on the device that made them when the item is copied or sent.
+        offsets: runs of tokens in the expanded ids that the item's embeddings are written to; inclusive at both ends.
+        format: the form in which the media input came.
+        feature: what the encoder reads, [n_patches, ...], numpy or torch; None once released, and where embeddings came instead.
+        precomputed_embeddings: [num_tokens, hidden], floating point, numpy or torch; such an item skips the encoder.
+        keep_device_embedding: whether embeddings stay on the device that made them when the item is copied or sent.
         model_specific_data: the fields that the plugin declared, such as `image_grid_thw`.
-        identity: 32 bytes; equal identity means equal rows and equal positions.
+        identity: 32 bytes; equal identity means equal embeddings and equal positions.
         pad_values: the four sentinels.
+
+    Example:
+        >>> from mm_plugin import Modality, MultimodalDataItem
+        >>> item = MultimodalDataItem(
+        ...     modality=Modality.IMAGE, offsets=[(2, 5)], model_specific_data={"image_grid_thw": (1, 4, 4)}
+        ... )
+        >>> item.set_identity(bytes(32))
+        >>> item.num_tokens, item.image_grid_thw, item.pad_value == item.pad_values[0]
+        (4, (1, 4, 4), True)
     """
 
     modality: Modality
@@ -87,17 +114,18 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
             self.hash %= 1 << 64
         if self.feature is not None and self.precomputed_embeddings is not None:
             raise UsageError(
-                "an item holds a feature or precomputed embeddings, not both", argument="precomputed_embeddings"
+                "item: expected a feature or precomputed embeddings, got both; drop one",
+                argument="precomputed_embeddings",
             )
         clash = set(self.model_specific_data) & set(self.__struct_fields__)
         if clash:
             raise UsageError(
-                f"model field {', '.join(sorted(clash))} has the name of a field of the item",
+                f"item: model field {', '.join(sorted(clash))} has the name of a field of the item; rename it",
                 argument="model_specific_data",
             )
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where ordinary lookup fails: the model's own fields.
+        # Called only where ordinary lookup fails: the model's own fields.
         if not name.startswith("_"):
             data = self.model_specific_data
             if name in data:
@@ -107,7 +135,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         raise AttributeError(name)
 
     def get(self, name: str) -> Any:
-        """A model field, or None where the item was made without it."""
+        """A model field; None where the item was made without it."""
         return self.model_specific_data.get(name)
 
     def set(self, name: str, value: Any) -> None:
@@ -118,29 +146,29 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         """
         if name not in self.model_specific_data:
             known = ", ".join(sorted(self.model_specific_data)) or "none"
-            raise UsageError(f"item has no model field {name!r}; it was made with: {known}", argument=name)
+            raise UsageError(f"item: unknown model field {name!r}; it was made with: {known}", argument=name)
         self.model_specific_data[name] = value
 
     def set_hash(self, value: int) -> None:
-        """Take a plain 64-bit hash (higher bits are dropped) and its sentinels; the identity is left unset.
+        """Set a plain 64-bit hash (higher bits are dropped) and its sentinels, and clear the identity.
 
-        A router that injects SGLang's hashes uses this.
+        For routers that inject SGLang's hashes.
         """
         self.identity = None
         self.hash = value % (1 << 64)
         self._set_pad_values(pad_values_from_hash(self.hash))
 
     def set_identity(self, identity: bytes) -> None:
-        """Take an identity, its hash and its sentinels.
+        """Set the identity with its hash and its sentinels.
 
         Args:
             identity: 32 bytes.
 
         Raises:
-            UsageError: it has another length.
+            UsageError: the length differs.
         """
         if len(identity) != 32:
-            raise UsageError(f"an identity has 32 bytes, not {len(identity)}", argument="identity")
+            raise UsageError(f"identity: expected 32 bytes, got {len(identity)}", argument="identity")
         self.identity = bytes(identity)
         self.hash = int.from_bytes(self.identity[:8], "big")
         self._set_pad_values(pad_values_from_identity(self.identity))
@@ -156,7 +184,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
             UsageError: the item has neither identity nor hash yet.
         """
         if self.pad_values is None:
-            raise UsageError("the item has no identity yet: call set_identity or set_hash", argument="identity")
+            raise UsageError("item: no identity is set yet; call set_identity or set_hash first", argument="identity")
         return self.pad_values
 
     def padding_sequence(self, length: int) -> np.ndarray:
@@ -169,15 +197,15 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Rows that the item takes in the expanded prompt."""
+        """Tokens of the expanded prompt that take an embedding of the item; equals the number of its embeddings."""
         return sum(end - start + 1 for start, end in self.offsets)
 
     def is_modality(self, *modalities: Modality) -> bool:
-        """Whether the item is one of these."""
+        """Whether the item's modality is one of these."""
         return self.modality in modalities
 
     def is_valid(self) -> bool:
-        """Whether the item can be padded and encoded: it has sentinels, ordered disjoint spans, and exactly one source of rows."""
+        """Whether the item can be padded and embedded: it has sentinels, ordered disjoint spans, and a feature or embeddings."""
         if self.pad_values is None or not self.offsets:
             return False
         if (self.feature is None) == (self.precomputed_embeddings is None):
@@ -194,7 +222,7 @@ def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[i
     """All spans of all items, sorted by start: (start, end inclusive, item).
 
     Raises:
-        SpanError: two overlap, one leaves the sequence, or one is empty.
+        SpanError: two spans overlap, or one is empty or leaves the sequence.
     """
     spans = sorted(
         ((start, end, index) for index, item in enumerate(items) for start, end in item.offsets),
@@ -202,8 +230,34 @@ def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[i
     last = -1
     for start, end, index in spans:
         if start < 0 or end < start or end >= seq:
-            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) does not lie in {seq} tokens")
+            raise SpanError(f"mm_items[{index}]: expected a span within {seq} tokens, got ({start}, {end})")
         if start <= last:
-            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) overlaps the one that ends at {last}")
+            raise SpanError(f"mm_items[{index}]: span ({start}, {end}) overlaps the span that ends at {last}")
         last = end
     return [(start, end, items[index]) for start, end, index in spans]
+
+
+def item_key(item: MultimodalDataItem) -> bytes:
+    """The key of an item: with the same encoder, equal keys mean equal embeddings.
+
+    Args:
+        item: has an identity, or a hash.
+
+    Returns:
+        32 bytes.
+
+    Example:
+        >>> from mm_plugin.items import item_key
+        >>> from mm_plugin.items import Modality, MultimodalDataItem
+        >>> one = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(3, 6)])
+        >>> elsewhere = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(10, 13)])
+        >>> item_key(one) == item_key(elsewhere)
+        True
+    """
+    return _item_key(int(item.modality), item.hash if item.identity is None else item.identity, item.num_tokens)
+
+
+# Every step asks for the keys of its items again; a digest takes twenty times as long as finding it here.
+@functools.lru_cache(maxsize=16_384)
+def _item_key(modality: int, known: bytes | int | None, num_tokens: int) -> bytes:
+    return digest(frame(["mm-plugin/item-embedding", FORMAT_VERSION, modality, known, num_tokens]))

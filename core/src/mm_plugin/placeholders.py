@@ -17,7 +17,16 @@ class Replacement(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         ids: [n] int64.
-        is_embed: [n] bool, True where a token takes a row of the encoder; None where all do.
+        is_embed: [n] bool, True where a token takes an embedding of the item; None where all do.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import Replacement
+        >>> Replacement.repeat(9, 4).num_embeddings
+        4
+        >>> lines = Replacement(np.array([9, 9, 7, 9, 9, 7]), np.array([True, True, False] * 2))  # 7 ends a line
+        >>> lines.num_embeddings, lines.runs()
+        (4, [(0, 1), (3, 4)])
     """
 
     ids: np.ndarray
@@ -25,16 +34,16 @@ class Replacement(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def repeat(cls, token: int, count: int) -> Replacement:
-        """`count` times one token, each taking a row; however many, they take no memory."""
+        """One token `count` times, each taking an embedding; takes no memory, whatever the count."""
         return cls(np.broadcast_to(np.int64(token), count))
 
     @property
-    def num_rows(self) -> int:
-        """Tokens that take a row."""
+    def num_embeddings(self) -> int:
+        """Tokens that take an embedding."""
         return len(self.ids) if self.is_embed is None else int(np.count_nonzero(self.is_embed))
 
     def runs(self) -> list[Offset]:
-        """Runs of tokens that take rows, both ends inclusive, counted from the replacement's start."""
+        """Runs of tokens that take embeddings, inclusive at both ends, counted from the replacement's start."""
         if self.is_embed is None:
             return [(0, len(self.ids) - 1)] if len(self.ids) else []
         edges = np.flatnonzero(np.diff(np.concatenate([[False], self.is_embed, [False]]).astype(np.int8)))
@@ -42,7 +51,7 @@ class Replacement(msgspec.Struct, frozen=True, eq=False):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Where one media input stands in the unexpanded ids: the half-open interval `start:end` is replaced."""
+    """The place of one media input in the unexpanded ids: the half-open interval `start:end` is replaced."""
 
     start: int
     end: int
@@ -53,8 +62,8 @@ class Expansion(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         ids: [N] int64.
-        offsets: per slot, the runs that take rows, both ends inclusive, in `ids`.
-        spans: per slot, the whole replacement, half-open, in `ids`.
+        offsets: per slot, the runs in `ids` that take embeddings, inclusive at both ends.
+        spans: per slot, the whole replacement in `ids`, half-open.
     """
 
     ids: np.ndarray
@@ -63,15 +72,15 @@ class Expansion(msgspec.Struct, frozen=True, eq=False):
 
 
 def find_slots(ids: np.ndarray, token: int) -> list[Slot]:
-    """Every place of a placeholder in unexpanded ids. For prompts whose caller vouches for the placeholders."""
+    """A slot for each occurrence of a placeholder in unexpanded ids, for prompts whose caller vouches for the placeholders."""
     return [Slot(int(index), int(index) + 1) for index in np.flatnonzero(ids == token)]
 
 
 def expand(ids: np.ndarray, slots: Sequence[Slot], replacements: Sequence[Replacement]) -> Expansion:
-    """Put each replacement in its slot, and record where its rows go.
+    """Put each replacement in its slot, and record which tokens take embeddings.
 
     Args:
-        ids: [n] int64, unexpanded; never changed, never returned.
+        ids: [n] int64, unexpanded; neither changed nor returned.
         slots: in prompt order.
         replacements: one for each slot.
 
@@ -79,12 +88,14 @@ def expand(ids: np.ndarray, slots: Sequence[Slot], replacements: Sequence[Replac
         SpanError: the counts differ, or slots overlap, are out of order or leave the ids.
     """
     if len(slots) != len(replacements):
-        raise SpanError(f"{len(slots)} slots, {len(replacements)} replacements")
+        raise SpanError(
+            f"expected one replacement per slot, got {len(slots)} slots and {len(replacements)} replacements"
+        )
     last = 0
     for index, slot in enumerate(slots):
         if not last <= slot.start < slot.end <= len(ids):
             raise SpanError(
-                f"slot {index} ({slot.start}:{slot.end}) overlaps the one before or leaves the {len(ids)} ids"
+                f"slot {index} ({slot.start}:{slot.end}) overlaps the previous one or leaves the {len(ids)} ids"
             )
         last = slot.end
     growth = sum(len(r.ids) - (s.end - s.start) for s, r in zip(slots, replacements, strict=True))
@@ -113,21 +124,21 @@ def match_expanded(ids: np.ndarray, replacements: Sequence[Replacement]) -> Expa
         replacements: in prompt order.
 
     Raises:
-        SpanError: a replacement does not stand at the next place where its first token stands; `message` says which.
+        SpanError: a replacement is not found where its first token occurs next.
     """
     offsets: list[list[Offset]] = []
     spans: list[tuple[int, int]] = []
     cursor = 0
     for index, replacement in enumerate(replacements):
         if not len(replacement.ids):
-            raise SpanError(f"item {index} stands for no tokens, so it cannot be found in expanded ids")
+            raise SpanError(f"item {index} has no tokens, so it cannot be found in expanded ids")
         found = np.flatnonzero(ids[cursor:] == replacement.ids[0])
         start = cursor + int(found[0]) if len(found) else -1
         end = start + len(replacement.ids)
         if start < 0 or not np.array_equal(ids[start:end], replacement.ids):
-            where = f"the tokens at {start} differ" if start >= 0 else "its first token does not follow"
+            found_there = f"other tokens at {start}" if start >= 0 else "no occurrence of its first token"
             raise SpanError(
-                f"item {index} should stand for {len(replacement.ids)} tokens after index {cursor}, but {where}"
+                f"item {index}: expected its {len(replacement.ids)} tokens from index {cursor} on, found {found_there}"
             )
         offsets.append([(start + first, start + last) for first, last in replacement.runs()])
         spans.append((start, end))
@@ -136,17 +147,17 @@ def match_expanded(ids: np.ndarray, replacements: Sequence[Replacement]) -> Expa
 
 
 def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> list[int]:
-    """In which order replacements of several groups stand in expanded ids; within a group the order is known.
+    """The order of replacements of several groups in expanded ids; within a group the order is known.
 
     Args:
         ids: [N] int64.
-        groups: replacements in order, a list for each group.
+        groups: for each group, its replacements in prompt order.
 
     Returns:
-        The index of the group whose next replacement comes next, for each of all replacements.
+        For each place in the order, the index of the group whose next replacement is there.
 
     Raises:
-        SpanError: no group's next replacement follows.
+        SpanError: the next replacement of no group is found.
     """
     taken, order, cursor = [0] * len(groups), [], 0
     for _ in range(sum(map(len, groups))):
@@ -157,11 +168,11 @@ def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> 
                 starts = np.flatnonzero(ids[cursor:] == wanted[0]) if len(wanted) else np.zeros(0, dtype=np.int64)
                 if starts.size:
                     start = cursor + int(starts[0])
-                    # Where two begin alike, the one that stands there whole.
+                    # Where two begin alike, the one that is there as a whole.
                     whole = np.array_equal(ids[start : start + len(wanted)], wanted)
                     found.append((start, not whole, group, len(wanted)))
         if not found:
-            raise SpanError(f"after index {cursor} no further media input stands in the expanded ids")
+            raise SpanError(f"expected another media input in the expanded ids, found none from index {cursor} on")
         start, _, group, length = min(found)
         taken[group] += 1
         order.append(group)
@@ -170,10 +181,10 @@ def order_expanded(ids: np.ndarray, groups: Sequence[Sequence[Replacement]]) -> 
 
 
 def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.ndarray:
-    """Cache ids: each item's sentinels over its recorded spans, beginning again in each span.
+    """Cache ids: each item's sentinels over its recorded spans, starting again in each span.
 
     Args:
-        ids: [N] int64; never changed, never returned.
+        ids: [N] int64; neither changed nor returned.
         items: with offsets and sentinels.
 
     Shape:
@@ -189,7 +200,7 @@ def pad_by_offsets(ids: np.ndarray, items: Sequence[MultimodalDataItem]) -> np.n
 
 
 def token_modalities_of(items: Sequence[MultimodalDataItem], seq: int) -> np.ndarray:
-    """`token_modalities`: 0 for text, else the modality of the item whose span the token is in.
+    """`token_modalities`: 0 for text, else the value of the modality of the item whose span holds the token.
 
     Shape:
         returns [seq] int64.

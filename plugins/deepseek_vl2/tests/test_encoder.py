@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from mm_plugin import Encoder, Modality, ModelProcessor, MultimodalDataItem, MultimodalInputs, Registry
+from mm_plugin import Encoder, Modality, ModelProcessor, MultimodalDataItem, MultimodalInputs, Registry, RequestMedia
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.inputs import ForwardBatch
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
@@ -75,11 +75,14 @@ def test_embeddings_equal_the_models_own(registry: Registry, recorded: Path, gol
             projected = encoder._tower.projector(seen)
         assert torch.allclose(seen, part["vision_features"], rtol=0, atol=1e-5), name
         assert torch.allclose(projected, part["projector_output"], rtol=0, atol=1e-5), name
-        inputs = [
-            MultimodalInputs(
-                mm_items=items,
-                padded_input_ids=pad_by_offsets(ids, items),
-                token_modalities=token_modalities_of(items, len(ids)),
+        media = [
+            RequestMedia(
+                MultimodalInputs(
+                    mm_items=items,
+                    input_ids=ids,
+                    padded_input_ids=pad_by_offsets(ids, items),
+                    token_modalities=token_modalities_of(items, len(ids)),
+                )
             )
             for ids, items in requests
         ]
@@ -88,7 +91,7 @@ def test_embeddings_equal_the_models_own(registry: Registry, recorded: Path, gol
             parts = []
             for start in range(0, seq, size):
                 chunk = part["input_ids"][:, start : start + size]
-                batch = ForwardBatch(inputs, [start] * len(inputs), [chunk.shape[1]] * len(inputs))
+                batch = ForwardBatch(media, [start] * len(media), [chunk.shape[1]] * len(media))
                 step = embed_mm_inputs(chunk.flatten(), batch, embedding, encoder)
                 assert step.failed == ()
                 parts.append(step.input_embeds.unflatten(0, chunk.shape))

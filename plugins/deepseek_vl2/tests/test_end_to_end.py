@@ -21,6 +21,7 @@ from mm_plugin import (
     MultimodalInputs,
     PlaceholderError,
     Registry,
+    RequestMedia,
     discover,
     embed_mm_inputs,
 )
@@ -115,7 +116,9 @@ def test_requests_share_one_pass_of_the_tower(
     counter = CallCounter(small_encoder)
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     lengths = [len(output.input_ids) for output in outputs]
-    batch = ForwardBatch([MultimodalInputs.from_processor_output(output) for output in outputs], [0] * 3, lengths)
+    batch = ForwardBatch(
+        [RequestMedia(MultimodalInputs.from_processor_output(output)) for output in outputs], [0] * 3, lengths
+    )
     step = embed_mm_inputs(ids, batch, demo.input_embedding(model), counter.as_mapping())
     assert step.failed == ()
     assert counter.calls == [4]
@@ -189,7 +192,7 @@ def test_ids_without_offsets_are_padded_by_runs_where_images_do_not_touch(
         if told_apart:
             assert np.array_equal(pad_input_ids(*arguments), output.padded_input_ids)
         else:
-            with pytest.raises(SpanError, match="1 runs"):
+            with pytest.raises(SpanError, match="expected 2 runs .* got 1"):
                 pad_input_ids(*arguments)
 
 

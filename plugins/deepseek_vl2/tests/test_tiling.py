@@ -18,8 +18,8 @@ SOME = st.one_of(st.integers(1, 60), st.integers(1, 2000), st.integers(370, 400)
 
 
 def crop(processor: ModelProcessor, height: int, width: int, images: int) -> list[int]:
-    context = processor.context({Modality.IMAGE: images})
-    fields = processor.layout(Modality.IMAGE, Size(height, width), processor.options, context)
+    context = processor.model.context({Modality.IMAGE: images})
+    fields = processor.model.layout(Modality.IMAGE, Size(height, width), processor.options, context)
     found: list[int] = fields["images_spatial_crop"][0].tolist()
     return found
 
@@ -100,7 +100,7 @@ def test_limits_are_the_cores(checkpoint: Path) -> None:
         with pytest.raises(LimitError, match="at most 421"):
             processor.count("image", (385, 385))
         assert processor.count("image", (385, 385), counts={Modality.IMAGE: 3}) == (421, 421)
-    with pytest.raises(MediaError, match="no area"), discover() as registry:
+    with pytest.raises(MediaError, match="at least 1 x 1 pixels"), discover() as registry:
         registry.load_processor(checkpoint).count("image", (0, 10))
 
 

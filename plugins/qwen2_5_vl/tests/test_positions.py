@@ -109,7 +109,7 @@ def test_positions_are_those_that_were_written_down(golden: Callable[[str], Any]
     seconds = case["seconds"] or [1.0] * 4  # those without were written down with a second a step
     items, seq = laid_out(case["segments"], seconds)
     assert seq == case["seq"]
-    found, delta = positions(items, seq=seq, config=config(case["tokens_per_second"]))
+    found, delta = positions(items, seq=seq, config=config(case["tokens_per_second"]), options={})
     assert found.dtype == np.int64
     assert found.tolist() == case["positions"]
     assert (delta, type(delta)) == (case["delta"], int)
@@ -132,7 +132,7 @@ def test_positions_follow_the_paper_token_by_token(
     segments: list[tuple[str, Any]], seconds: list[float], rate: float
 ) -> None:
     items, seq = laid_out(segments, seconds)
-    found, delta = positions(items, seq=seq, config=config(rate))
+    found, delta = positions(items, seq=seq, config=config(rate), options={})
     assert found.tolist() == by_the_paper(segments, seconds, rate)
     assert delta == found.max() + 1 - seq
 
@@ -152,7 +152,7 @@ def test_spans_have_transformers_positions_and_images_the_text_after_them_too(
         t, h, w = value
         ids += [START, *[{"image": IMAGE, "video": VIDEO}[kind]] * (t * h * w // 4), END]
     items, seq = laid_out(segments, seconds)
-    found, delta = positions(items, seq=seq, config=config())
+    found, delta = positions(items, seq=seq, config=config(), options={})
     types = torch.tensor([[{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in ids]], dtype=torch.int)
     expected, expected_delta = model.model.get_rope_index(
         input_ids=torch.tensor([ids]),
@@ -178,7 +178,7 @@ def test_spans_have_transformers_positions_and_images_the_text_after_them_too(
 )
 def test_a_fraction_of_a_second_is_scaled_before_it_is_cut(seconds: float, expected: list[int]) -> None:
     items, seq = laid_out([("video", (4, 2, 2))], [seconds])
-    found, _ = positions(items, seq=seq, config=config())
+    found, _ = positions(items, seq=seq, config=config(), options={})
     assert (found[0, 1:-1] - 1).tolist() == expected
 
 
@@ -198,7 +198,7 @@ def test_the_rate_of_the_sampled_frames_is_the_time_axis(
 def test_a_video_without_its_seconds_is_an_error() -> None:
     item = make_item("video", 0, (2, 2, 2))
     with pytest.raises(SpanError, match="no second_per_grid_ts"):
-        positions([item], seq=4, config=config())
+        positions([item], seq=4, config=config(), options={})
 
 
 @pytest.mark.case("4.2")
@@ -209,7 +209,9 @@ def test_a_scheduler_gets_the_positions_that_the_processor_gave(
     video = VideoFrames(moving(6), fps=2 / seconds)
     output = compact.process(f"a {FOOTAGE} b", videos=[video], video_min_pixels=28 * 28)
     inputs = MultimodalInputs.from_processor_output(output)
-    again, delta = positions(inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config))
+    again, delta = positions(
+        inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config), options={}
+    )
     assert np.array_equal(again, output.mrope_positions)
     assert delta == output.mrope_position_delta
 
@@ -228,7 +230,7 @@ def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Calla
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
 def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_video_at_the_end(seconds: float) -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (3, 4, 6))], [seconds])
-    found, delta = positions(items, seq=seq, config=config())
+    found, delta = positions(items, seq=seq, config=config(), options={})
     longer = extend_positions(found, delta, seq + 4)
     largest = int(found.max())
     assert largest == 3 + max(int(2 * seconds * 2), 2)
@@ -275,7 +277,7 @@ def test_one_video_at_two_rates_has_two_time_axes_and_two_identities(
 def test_a_day_between_two_frames_makes_nothing_of_its_length() -> None:
     items, seq = laid_out([("text", 2), ("video", (3, 2, 2)), ("text", 2)], [86_400.0])
     tracemalloc.start()
-    found, delta = positions(items, seq=seq, config=config(25))
+    found, delta = positions(items, seq=seq, config=config(25), options={})
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found[0, 3:6].tolist() == [3, 3 + 25 * 86_400, 3 + 50 * 86_400]
@@ -286,18 +288,18 @@ def test_a_day_between_two_frames_makes_nothing_of_its_length() -> None:
 
 def test_a_config_that_says_nothing_has_four_tokens_a_second() -> None:
     items, seq = laid_out([("video", (3, 2, 2))], [1.0])
-    found, _ = positions(items, seq=seq, config={})
+    found, _ = positions(items, seq=seq, config={}, options={})
     assert found[0].tolist() == [0, 1, 5, 9, 10]
 
 
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item("video", 0, (2, 4, 6), 1.0)
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 2 x 2 x 3 has 12"):
-        positions([item], seq=9, config=config())
+    with pytest.raises(SpanError, match="span 0 must have 12 tokens for its grid 2 x 2 x 3, got 4"):
+        positions([item], seq=9, config=config(), options={})
 
 
 def test_text_alone_counts_on() -> None:
-    found, delta = positions([], seq=4, config=config())
+    found, delta = positions([], seq=4, config=config(), options={})
     assert found.tolist() == [[0, 1, 2, 3]] * 3
     assert delta == 0

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_plugin import Modality, ModelProcessor, MultimodalInputs, MultimodalProcessorOutput, VideoFrames
+from mm_plugin import Modality, ModelProcessor, MultimodalInputs, MultimodalProcessorOutput, RequestMedia, VideoFrames
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import Encoder
@@ -81,14 +81,14 @@ def same(found: torch.Tensor, reference: torch.Tensor) -> bool:
 
 
 def take_step(
-    world: World, chosen: Sequence[int], inputs: Sequence[Any], done: list[int], extends: Sequence[int], **options: Any
+    world: World, chosen: Sequence[int], media: Sequence[Any], done: list[int], extends: Sequence[int], **options: Any
 ) -> None:
     starts = [done[index] for index in chosen]
     parts = [
         world.outputs[index].padded_input_ids[start : start + extend]
         for index, start, extend in zip(chosen, starts, extends, strict=True)
     ]
-    batch = ForwardBatch([inputs[index] for index in chosen], starts, extends)
+    batch = ForwardBatch([media[index] for index in chosen], starts, extends)
     out = embed_mm_inputs(torch.from_numpy(np.concatenate(parts)), batch, world.table, **options)
     assert out.failed == ()
     rows = out.input_embeds.split(list(extends))
@@ -107,11 +107,11 @@ def take_step(
 def test_every_schedule_gives_the_rows_of_transformers(
     world: World, encoder: Encoder, moves: list[list[tuple[str, int, int]]], capacity: int | None, most: int | None
 ) -> None:
-    inputs = [MultimodalInputs.from_processor_output(output) for output in world.outputs]
+    media = [RequestMedia(MultimodalInputs.from_processor_output(output)) for output in world.outputs]
     cache = None if capacity is None else EmbeddingCache(capacity)
     counter = CallCounter(encoder)
     options = {"encoder": counter.as_mapping(), "cache": cache, "max_encode_tokens": most}
-    done = [0] * len(inputs)
+    done = [0] * len(media)
     for step in moves:
         chosen = [index for index, move in enumerate(step) if move[0] != "absent"]
         for index in chosen:
@@ -120,10 +120,10 @@ def test_every_schedule_gives_the_rows_of_transformers(
         if chosen:
             lengths = [len(world.outputs[index].input_ids) for index in chosen]
             extends = [min(step[index][1], length - done[index]) for index, length in zip(chosen, lengths, strict=True)]
-            take_step(world, chosen, inputs, done, extends, **options)
+            take_step(world, chosen, media, done, extends, **options)
     left = [len(output.input_ids) - count for output, count in zip(world.outputs, done, strict=True)]
-    take_step(world, range(len(inputs)), inputs, done, left, **options)
-    assert all(each.held_rows == {} for each in inputs)
+    take_step(world, range(len(media)), media, done, left, **options)
+    assert all(each.held_embeddings == {} for each in media)
     if capacity == 1 << 24:
         assert len(counter.seen) == len(set(counter.seen)) <= len(IMAGES) + len(VIDEOS)
     if cache is not None:

@@ -31,7 +31,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.media import video as video_files
+from mm_plugin.media import video_frames as video_files
 from mm_plugin_qwen25vl.testing import PREPROCESSOR, make_checkpoint
 
 SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -291,11 +291,11 @@ def test_times_come_from_the_frames_that_were_chosen(
     compact: ModelProcessor, frames: int, fps: float, options: dict[str, Any], count: int, seconds: float
 ) -> None:
     size, resolved = VideoSize(84, 112, frames, fps), type(compact.options)(**options)
-    chosen = compact.sample(size, resolved)  # type: ignore[attr-defined]
+    chosen = compact.model.sample(size, resolved)  # type: ignore[attr-defined]
     assert len(chosen.indices) == len(chosen.timestamps) == count
     assert chosen.timestamps.tolist() == pytest.approx((chosen.indices / fps).tolist())
     video_size = SampledVideo(84, 112, chosen.indices, chosen.timestamps, chosen.fps)
-    fields = compact.layout(Modality.VIDEO, video_size, resolved, None)
+    fields = compact.model.layout(Modality.VIDEO, video_size, resolved, None)
     assert fields["video_grid_thw"][0, 0] == count // 2
     assert fields["second_per_grid_ts"].tolist() == pytest.approx([seconds])
 
@@ -362,11 +362,11 @@ def test_samples_are_those_that_were_written_down(golden: Callable[[str], Any], 
         found = compact.count("video", size, video_min_pixels=1, video_max_pixels=784, **case["options"])
         assert found == (tokens, tokens), case
         options = type(compact.options)(**case["options"])
-        chosen = compact.sample(size, options)  # type: ignore[attr-defined]
+        chosen = compact.model.sample(size, options)  # type: ignore[attr-defined]
         assert chosen.indices[:4].tolist() == case["first"], case
         assert chosen.indices[-4:].tolist() == case["last"], case
         video_size = SampledVideo(28, 28, chosen.indices, chosen.timestamps, chosen.fps)
-        seconds = compact.layout(Modality.VIDEO, video_size, options, None)["second_per_grid_ts"]
+        seconds = compact.model.layout(Modality.VIDEO, video_size, options, None)["second_per_grid_ts"]
         assert seconds.tolist() == pytest.approx([case["seconds"]], rel=1e-12)
 
 

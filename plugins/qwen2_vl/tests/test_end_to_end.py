@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from mm_plugin import ModelProcessor, MultimodalInputs, MultimodalProcessorOutput, Registry
+from mm_plugin import ModelProcessor, MultimodalInputs, MultimodalProcessorOutput, Registry, RequestMedia
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import Encoder
@@ -184,8 +184,8 @@ def test_model_ids_and_cache_ids_embed_alike(
         request_of_three.input_ids,
         request_of_three.input_ids.astype(np.int32),
     ):
-        inputs = MultimodalInputs.from_processor_output(request_of_three)
-        batch = ForwardBatch([inputs], [0], [len(ids)])
+        media = RequestMedia(MultimodalInputs.from_processor_output(request_of_three))
+        batch = ForwardBatch([media], [0], [len(ids)])
         results.append(embed_mm_inputs(torch.from_numpy(ids.copy()), batch, table, encoder, cache).input_embeds)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -199,10 +199,10 @@ def test_two_requests_share_one_call_and_one_image(
         compact.process(f"a{PART}", [shared]),
         compact.process(f"b{PART}c{PART}", [make_image(1, 56, 56), shared]),
     ]
-    inputs = [MultimodalInputs.from_processor_output(output) for output in outputs]
+    media = [RequestMedia(MultimodalInputs.from_processor_output(output)) for output in outputs]
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     counter = CallCounter(encoder)
-    batch = ForwardBatch(inputs, [0, 0], [len(output.padded_input_ids) for output in outputs])
+    batch = ForwardBatch(media, [0, 0], [len(output.padded_input_ids) for output in outputs])
     result = embed_mm_inputs(ids, batch, model.get_input_embeddings(), counter.as_mapping())
     assert counter.calls == [2]
     rows = result.input_embeds.split(batch.extend_seq_lens)

@@ -61,7 +61,7 @@ def test_positions_are_those_that_were_written_down(golden: Callable[[str], Any]
     (case,) = [case for case in golden("models.json")["mrope"] if case["id"] == name]
     items, seq = laid_out(case["segments"])
     assert seq == case["seq"]
-    found, delta = positions(items, seq=seq, config=CONFIG)
+    found, delta = positions(items, seq=seq, config=CONFIG, options={})
     assert found.dtype == np.int64
     assert found.tolist() == case["positions"]
     assert (delta, type(delta)) == (case["delta"], int)
@@ -86,7 +86,7 @@ def test_positions_equal_transformers(model: Any, parts: list[tuple[int, Grid]],
     if not ids:
         return
     items, seq = laid_out(segments)
-    found, delta = positions(items, seq=seq, config=CONFIG)
+    found, delta = positions(items, seq=seq, config=CONFIG, options={})
     expected, expected_delta = model.model.get_rope_index(
         input_ids=torch.tensor([ids]),
         mm_token_type_ids=torch.tensor([[int(token == PAD) for token in ids]], dtype=torch.int),
@@ -99,7 +99,7 @@ def test_positions_equal_transformers(model: Any, parts: list[tuple[int, Grid]],
 def test_the_merge_size_is_the_configs() -> None:
     item = make_item(0, (1, 3, 3))
     item.offsets[:] = [(0, 8)]
-    found, delta = positions([item], seq=9, config={"vision_config": {"spatial_merge_size": 1}})
+    found, delta = positions([item], seq=9, config={"vision_config": {"spatial_merge_size": 1}}, options={})
     assert found.tolist() == [[0] * 9, [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2] * 3]
     assert delta == 3 - 9
 
@@ -107,12 +107,12 @@ def test_the_merge_size_is_the_configs() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item(0, (1, 4, 6))
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 1 x 2 x 3 has 6"):
-        positions([item], seq=9, config=CONFIG)
+    with pytest.raises(SpanError, match="span 0 must have 6 tokens for its grid 1 x 2 x 3, got 4"):
+        positions([item], seq=9, config=CONFIG, options={})
 
 
 def test_text_alone_counts_on() -> None:
-    found, delta = positions([], seq=4, config=CONFIG)
+    found, delta = positions([], seq=4, config=CONFIG, options={})
     assert found.tolist() == [[0, 1, 2, 3]] * 3
     assert delta == 0
 
@@ -143,7 +143,7 @@ def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, 
         ]
         text(1)
     items, seq = laid_out(segments)
-    found, delta = positions(items, seq=seq, config=CONFIG)
+    found, delta = positions(items, seq=seq, config=CONFIG, options={})
     assert found.T.tolist() == [list(one) for one in expected]
     assert delta == found.max() + 1 - seq
 
@@ -151,5 +151,5 @@ def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, 
 @pytest.mark.case("4.6")
 def test_generation_goes_on_behind_a_long_video_at_the_end() -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (7, 4, 6))])
-    found, delta = positions(items, seq=seq, config=CONFIG)
+    found, delta = positions(items, seq=seq, config=CONFIG, options={})
     assert extend_positions(found, delta, seq + 2)[:, seq:].tolist() == [[3 + 7, 3 + 7 + 1]] * 3

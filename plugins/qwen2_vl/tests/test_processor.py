@@ -249,7 +249,7 @@ def test_thin_and_small_images_get_at_least_one_token_a_side(
     compact: ModelProcessor, size: tuple[int, int], options: dict[str, int]
 ) -> None:
     assert compact.count("image", size, **options)[0] >= 1
-    grid = compact.layout(Modality.IMAGE, Size(*size), compact.options, None)["image_grid_thw"]
+    grid = compact.model.layout(Modality.IMAGE, Size(*size), compact.options, None)["image_grid_thw"]
     assert grid.min() >= 1
 
 

@@ -31,7 +31,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.media import video as video_files
+from mm_plugin.media import video_frames as video_files
 from mm_plugin_qwen2vl.testing import PREPROCESSOR, make_checkpoint
 
 SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -323,7 +323,7 @@ def test_samples_are_those_that_were_written_down(golden: Callable[[str], Any], 
         found = compact.count("video", size, video_min_pixels=1, video_max_pixels=784, **case["options"])
         assert found == (tokens, tokens), case
         options = type(compact.options)(**case["options"])
-        chosen = compact.sample(size, options)  # type: ignore[attr-defined]
+        chosen = compact.model.sample(size, options)  # type: ignore[attr-defined]
         assert chosen.indices[:4].tolist() == case["first"], case
         assert chosen.indices[-4:].tolist() == case["last"], case
 

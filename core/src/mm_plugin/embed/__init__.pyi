@@ -1,25 +1,22 @@
 from .calls import EncoderCalls
 from .plan import Piece, StepPlan, plan_step
-from .pruning import kept_positions, place_kept_positions, prune_video, rows_per_frame
+from .pruning import kept_per_frame, kept_positions, place_kept_positions, prune_video
 from .routine import embed_mm_inputs, general_mm_embed_routine
-from .rows import EmbedOutput, FailedItem, Step, embed_text, item_key
-from .staging import StagingBuffer
+from .rows import EmbedOutput, FailedItem
+from .text import embed_text
 
 __all__ = [
     "EmbedOutput",
     "EncoderCalls",
     "FailedItem",
     "Piece",
-    "StagingBuffer",
-    "Step",
     "StepPlan",
     "embed_mm_inputs",
     "embed_text",
     "general_mm_embed_routine",
-    "item_key",
+    "kept_per_frame",
     "kept_positions",
     "place_kept_positions",
     "plan_step",
     "prune_video",
-    "rows_per_frame",
 ]

@@ -1,4 +1,4 @@
-"""Calls of an encoder: all items of a modality together, split where they must be, and a fault kept to the item that has it."""
+"""Calls of an encoder: all items of a modality together, split where needed; a fault stays with the item that causes it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import torch
 
-from mm_plugin.embed.staging import StagingBuffer
 from mm_plugin.encoder.base import Agree, Encoder, EncoderLike
-from mm_plugin.encoder.results import as_tensor, checked_rows
+from mm_plugin.encoder.results import as_tensor, checked_embeddings
+from mm_plugin.encoder.staging import StagingBuffer
 from mm_plugin.errors import EncoderError, MMPluginError
 from mm_plugin.events import EncodeBatch, Observers
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
 logger = logging.getLogger("mm_plugin")
 
-# Outcomes of a call, the worst last: what ranks tell one another.
+# Outcomes of a call, the worst last; ranks exchange them.
 OK, OUT_OF_MEMORY, FAILED = 0, 1, 2
 
 
@@ -31,14 +31,22 @@ class EncoderCalls:
 
     Args:
         encoder: an `Encoder`, or a mapping from modality to a callable over items.
-        hidden: width that rows must have.
-        dtype: torch dtype to which rows are brought.
-        device: torch device to which rows are brought.
-        max_tokens: most rows of one call; None for no limit. An item that has more is a call of its own.
+        hidden: width that embeddings must have.
+        dtype: torch dtype to which they are converted.
+        device: torch device to which they are moved.
+        max_tokens: most embeddings of one call; None for no limit. An item that has more gets a call of its own.
         agree: for collective encoders, takes this rank's outcome (0 done, 1 out of memory, 2 failed) and returns the worst of
             all ranks.
-        staging: takes host features to the encoder's device; features go as they are where None.
+        staging: brings host features to the encoder's device; where None, features are moved directly.
         observers: hear of every call.
+
+    Attributes:
+        hidden: as given.
+        dtype: as given.
+        device: as given.
+        observers: as given.
+        owner: plugin, distribution and version of the encoder, for errors.
+        agree: the worst outcome of all ranks, from that of this rank.
     """
 
     def __init__(
@@ -54,19 +62,21 @@ class EncoderCalls:
         observers: Observers | None = None,
     ) -> None:
         self._encoder = encoder
-        self._hidden, self._dtype, self._device = hidden, dtype, device
-        self._max_tokens, self._staging, self._observers = max_tokens, staging, observers
-        self.owner = dict(encoder.owner) if isinstance(encoder, Encoder) else {}
-        collective = isinstance(encoder, Encoder) and encoder.collective
-        self._agree: Agree = agree if agree is not None and collective else _alone
+        self.hidden, self.dtype, self.device, self.observers = hidden, dtype, device, observers
+        self._max_tokens, self._staging = max_tokens, staging
+        bound = encoder if isinstance(encoder, Encoder) else None
+        self.owner = {} if bound is None else dict(bound.owner)
+        self._reads_on = torch.device(device if bound is None or bound.device is None else bound.device)
+        collective = bound is not None and bound.collective
+        self.agree: Agree = agree if agree is not None and collective else _alone
 
     def encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded | MMPluginError]:
-        """Rows for each item, or what went wrong with it; no item's fault reaches another.
+        """The embeddings of each item, or what went wrong with it; no item's fault reaches another.
 
         Out of memory halves a call until one item remains; another failure is tried item by item, once.
         """
-        gone = EncoderError("the item's feature was released before its rows were needed", **self.owner)
-        # Looked at once: a request may be aborted, and its features go, while a call runs.
+        gone = EncoderError("the item's feature was released before its embeddings were needed", **self.owner)
+        # Read once: a request may be aborted, and its features released, while a call runs.
         there = [item.feature is not None for item in items]
         found: list[Encoded | MMPluginError] = []
         for group in self._groups([item for item, has in zip(items, there, strict=True) if has]):
@@ -75,40 +85,40 @@ class EncoderCalls:
         return [next(rest) if has else gone for has in there]
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor on the device, by the same way as features."""
+        """A host tensor on the device, moved as features are."""
         return tensor if self._staging is None else self._staging.send([tensor])[0]
 
     def _groups(self, items: Sequence[MultimodalDataItem]) -> list[list[MultimodalDataItem]]:
         """Items in order, as many together as `max_tokens` allows."""
         groups: list[list[MultimodalDataItem]] = []
-        package = 0
+        left = 0
         for item in items:
-            if not groups or (self._max_tokens is not None and item.num_tokens > package):
+            if not groups or (self._max_tokens is not None and item.num_tokens > left):
                 groups.append([])
-                package = self._max_tokens or 0
+                left = self._max_tokens or 0
             groups[-1].append(item)
-            package -= item.num_tokens
+            left -= item.num_tokens
         return groups
 
     def _attempt(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded | MMPluginError]:
         outcome = OK
         failure: MMPluginError | None = None
-        rows: list[Encoded] = []
+        encoded: list[Encoded] = []
         try:
-            rows = self._call(modality, items)
+            encoded = self._call(modality, items)
         except torch.OutOfMemoryError as error:
-            outcome, failure = OUT_OF_MEMORY, self._failure("out of device memory", error)
+            outcome, failure = OUT_OF_MEMORY, self.failure("out of device memory", error)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            outcome, failure = FAILED, self._failure(f"{type(error).__name__}: {error}", error)
+            outcome, failure = FAILED, self.failure(f"{type(error).__name__}: {error}", error)
         try:
-            outcome = self._agree(outcome)
+            outcome = self.agree(outcome)
         except Exception as error:
-            return [self._failure(f"the ranks could not agree: {type(error).__name__}", error)] * len(items)
+            return [self.failure(f"the ranks could not agree: {type(error).__name__}", error)] * len(items)
         if outcome == OK:
-            return list(rows)
+            return list(encoded)
         if len(items) == 1:
-            return [failure if failure is not None else self._failure("another rank could not encode the item", None)]
-        del failure, rows  # what they keep alive may be the memory that was missing
+            return [failure if failure is not None else self.failure("another rank could not encode the item", None)]
+        del failure, encoded  # what they keep alive may be the memory that was missing
         step = len(items) // 2 if outcome == OUT_OF_MEMORY else 1
         results: list[Encoded | MMPluginError] = []
         for start in range(0, len(items), step):
@@ -117,18 +127,18 @@ class EncoderCalls:
 
     def _call(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         began = time.perf_counter()
-        given = list(self._on_device(items))  # the encoder's own list, with which it may do what it likes
+        given = list(self._on_device(items))  # a list of its own, which the encoder may change
         if isinstance(self._encoder, Encoder):
             result = self._encoder.encode(modality, given)
         elif modality in self._encoder:
             result = self._encoder[modality](given)
         else:
-            raise EncoderError(f"no encoder for {modality.argument} was given", **self.owner)
-        checked = checked_rows(
-            result, items, hidden=self._hidden, dtype=self._dtype, device=self._device, owner=self.owner
+            raise EncoderError(f"encoder: expected one for {modality.argument}, got none", **self.owner)
+        checked = checked_embeddings(
+            result, items, hidden=self.hidden, dtype=self.dtype, device=self.device, owner=self.owner
         )
-        if self._observers is not None:
-            self._observers.emit(
+        if self.observers is not None:
+            self.observers.emit(
                 EncodeBatch(
                     modality=modality.name.lower(),
                     num_items=len(items),
@@ -139,20 +149,29 @@ class EncoderCalls:
         return checked
 
     def _on_device(self, items: Sequence[MultimodalDataItem]) -> Sequence[MultimodalDataItem]:
-        """The items with their features on the encoder's device; the given ones keep their host copy."""
-        if self._staging is None:
+        """Copies of the items with their features on the encoder's device; the items themselves keep their host copy."""
+        if self._staging is None and self._reads_on.type == "cpu":
             return items
-        sent = self._staging.send([as_tensor(item.feature) for item in items])
+        features = [as_tensor(item.feature) for item in items]
+        if self._staging is not None:
+            sent = self._staging.send(features)
+        else:
+            sent = [feature.to(self._reads_on, non_blocking=True) for feature in features]
         return [msgspec.structs.replace(item, feature=feature) for item, feature in zip(items, sent, strict=True)]
 
-    def _failure(self, what: str, error: BaseException | None) -> MMPluginError:
-        """The fault without its frames, which would keep the encoder's tensors alive for as long as it is known."""
+    def failure(self, what: str, error: BaseException | None) -> MMPluginError:
+        """An error that says whose fault it was, without the frames, which would keep the encoder's tensors alive as long as it.
+
+        Args:
+            what: what happened.
+            error: what was raised; an error of ours says already whose fault it was, and is returned itself.
+        """
         if error is not None:
             logger.debug("mm-plugin: encoder failed", exc_info=error)
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, MMPluginError) and isinstance(getattr(error, "message", None), str):
-            return error  # it says already whose fault it was
+            return error
         failure = EncoderError(f"the encoder failed: {what}", **self.owner)
         failure.__cause__ = error
         return failure

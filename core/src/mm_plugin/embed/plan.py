@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from mm_plugin.errors import UsageError
-from mm_plugin.inputs import ForwardBatch
+from mm_plugin.inputs.batch import ForwardBatch
+from mm_plugin.inputs.processed import MultimodalInputs
+from mm_plugin.inputs.request_media import RequestMedia
+from mm_plugin.items import Modality
+
+# (request, item): indices of a request in the batch, and of an item in the request.
+Place = tuple[int, int]
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Rows `rows_start:rows_end` of an item go to `out_start` and after in the flat output of the step.
+    """Rows `rows_start:rows_end` of an item's embeddings, written from `out_start` on in the flat output of the step.
 
     Attributes:
         request: index of the request in the batch.
         item: index of the item in the request.
-        rows_start: first row of the item, inclusive.
+        rows_start: first row of the item's embeddings, inclusive.
         rows_end: last row, exclusive.
         out_start: first index in the flat output.
+        modality: the item's.
     """
 
     request: int
@@ -26,6 +33,17 @@ class Piece(msgspec.Struct, frozen=True):
     rows_start: int
     rows_end: int
     out_start: int
+    modality: Modality
+
+    @property
+    def place(self) -> Place:
+        """(request, item)."""
+        return self.request, self.item
+
+    @property
+    def out_end(self) -> int:
+        """Last index in the flat output, exclusive."""
+        return self.out_start + self.rows_end - self.rows_start
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -34,82 +52,109 @@ class StepPlan(msgspec.Struct, frozen=True):
     Attributes:
         total: tokens in the step.
         text_runs: half-open intervals of the flat output that are text.
-        pieces: rows of items, in output order.
-        unfinished: (request, item) of those that began before the end of this step and whose last row lies after it.
+        pieces: what is written of items, in output order.
+        unfinished: items that began before the end of this step and whose last row is after it.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import ForwardBatch, Modality, MultimodalDataItem, MultimodalInputs
+        >>> from mm_plugin.embed import plan_step
+        >>> image = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(3, 7)])
+        >>> ids = np.zeros(10, np.int64)
+        >>> inputs = MultimodalInputs(mm_items=[image], input_ids=ids, padded_input_ids=ids, token_modalities=ids)
+        >>> plan = plan_step(ForwardBatch([inputs], [0], [4]))
+        >>> plan.text_runs, [(piece.rows_start, piece.rows_end, piece.out_start) for piece in plan.pieces]
+        (((0, 3),), [(0, 1, 3)])
     """
 
     total: int
     text_runs: tuple[tuple[int, int], ...]
     pieces: tuple[Piece, ...]
-    unfinished: frozenset[tuple[int, int]]
+    unfinished: frozenset[Place]
+
+    def only(self, places: Collection[Place]) -> StepPlan:
+        """The plan in which other items than these are text."""
+        pieces = tuple(piece for piece in self.pieces if piece.place in places)
+        return msgspec.structs.replace(self, text_runs=tuple(_between(pieces, self.total)), pieces=pieces)
 
 
 def plan_step(batch: ForwardBatch) -> StepPlan:
     """Intersect every span of every item with its request's chunk.
 
     Raises:
-        UsageError: the batch's lists differ in length, or a length is negative.
+        UsageError: the batch's lists do not fit together, or spans of a request overlap.
     """
     check_batch(batch)
     pieces: list[Piece] = []
-    unfinished: set[tuple[int, int]] = set()
-    text: list[tuple[int, int]] = []
+    unfinished: set[Place] = set()
     flat = 0
     for request, (inputs, prefix, extend) in enumerate(
-        zip(batch.mm_inputs, batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)
+        zip(batch.inputs(), batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)
     ):
-        end = prefix + extend
-        spans: list[tuple[int, int, int, int]] = []
-        for index, item in enumerate(inputs.mm_items if inputs is not None else ()):
-            row = 0
-            for start, last in item.offsets:
-                first, stop = max(start, prefix), min(last + 1, end)
-                if first < stop:
-                    spans.append((first, stop, index, row + first - start))
-                row += last + 1 - start
-            if item.offsets and item.offsets[0][0] < end <= item.offsets[-1][1]:
-                unfinished.add((request, index))
-        spans.sort()
-        cursor = prefix
-        for first, stop, index, row in spans:
-            if first < cursor:
-                raise UsageError(
-                    f"request {request}: item {index}'s span at {first} overlaps another", argument="batch"
-                )
-            if first > cursor:
-                text.append((flat + cursor - prefix, flat + first - prefix))
-            pieces.append(Piece(request, index, row, row + stop - first, flat + first - prefix))
-            cursor = stop
-        if end > cursor:
-            text.append((flat + cursor - prefix, flat + end - prefix))
+        if inputs is not None:
+            pieces += _pieces(request, inputs, prefix, prefix + extend, flat)
+            unfinished |= {
+                (request, index)
+                for index, item in enumerate(inputs.mm_items)
+                if item.offsets and item.offsets[0][0] < prefix + extend <= item.offsets[-1][1]
+            }
         flat += extend
-    return StepPlan(flat, tuple(_merged(text)), tuple(pieces), frozenset(unfinished))
+    return StepPlan(flat, tuple(_between(pieces, flat)), tuple(pieces), frozenset(unfinished))
+
+
+def _pieces(request: int, inputs: MultimodalInputs, prefix: int, end: int, flat: int) -> list[Piece]:
+    """What the chunk `prefix:end` of a request, which begins at `flat` in the output, takes of its items."""
+    spans: list[tuple[int, int, int, int]] = []
+    for index, item in enumerate(inputs.mm_items):
+        row = 0
+        for start, last in item.offsets:
+            first, stop = max(start, prefix), min(last + 1, end)
+            if first < stop:
+                spans.append((first, stop, index, row + first - start))
+            row += last + 1 - start
+    pieces = []
+    cursor = prefix
+    for first, stop, index, row in sorted(spans):
+        if first < cursor:
+            raise UsageError(
+                f"batch: request {request}: expected disjoint spans, got one of mm_items[{index}] at {first} that overlaps another",
+                argument="batch",
+            )
+        modality = inputs.mm_items[index].modality
+        pieces.append(Piece(request, index, row, row + stop - first, flat + first - prefix, modality))
+        cursor = stop
+    return pieces
+
+
+def _between(pieces: Iterable[Piece], total: int) -> Iterator[tuple[int, int]]:
+    """The intervals of the output that no piece writes."""
+    cursor = 0
+    for piece in pieces:
+        if piece.out_start > cursor:
+            yield cursor, piece.out_start
+        cursor = piece.out_end
+    if total > cursor:
+        yield cursor, total
 
 
 def check_batch(batch: ForwardBatch) -> None:
-    """Refuse a batch whose lists differ in length, or that has a negative length.
+    """Refuse a batch whose lists do not fit together.
 
     Raises:
-        UsageError: it does.
+        UsageError: the lists differ in length, an entry is not of the right kind, or a length is negative.
     """
-    lengths = {len(batch.mm_inputs), len(batch.extend_prefix_lens), len(batch.extend_seq_lens)}
-    if len(lengths) != 1:
-        raise UsageError(
-            f"the batch's lists have {sorted(lengths)} entries; there must be one per request", argument="batch"
-        )
+    lengths = [len(batch.mm_inputs), len(batch.extend_prefix_lens), len(batch.extend_seq_lens)]
+    if len(set(lengths)) != 1:
+        raise UsageError(f"batch: expected one entry per request in each list, got {lengths}", argument="batch")
+    for request, media in enumerate(batch.mm_inputs):
+        if media is not None and not isinstance(media, RequestMedia | MultimodalInputs):
+            raise UsageError(
+                f"batch.mm_inputs[{request}]: expected a RequestMedia or None, got {type(media).__name__}",
+                argument="batch",
+            )
     for request, (prefix, extend) in enumerate(zip(batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)):
         if prefix < 0 or extend < 0:
             raise UsageError(
-                f"request {request}: prefix {prefix} and extend {extend} must not be negative", argument="batch"
+                f"batch: request {request}: expected lengths from 0, got prefix {prefix} and extend {extend}",
+                argument="batch",
             )
-
-
-def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Runs of neighboring requests that touch, as one."""
-    out: list[tuple[int, int]] = []
-    for start, end in runs:
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], end)
-        else:
-            out.append((start, end))
-    return out

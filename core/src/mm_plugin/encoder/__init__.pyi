@@ -1,35 +1,24 @@
-from .base import Agree, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
-from .layers import (
-    PatchEmbedding,
-    PatchGridEncoder,
-    Rotary,
-    Segments,
-    frame_lengths,
-    merge_order,
-    self_attention,
-    window_order,
-)
+from .base import Agree, EmbedRoutine, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
+from .layers import Rotary2D, VarlenAttention, self_attention
 from .loading import fill_tower, load_tower
-from .results import as_tensor, checked_rows, given_rows
+from .results import as_tensor, checked_embeddings, given_embeddings
+from .staging import StagingBuffer
 
 __all__ = [
     "Agree",
+    "EmbedRoutine",
     "Encoder",
     "EncoderLike",
     "EncodesAudio",
     "EncodesImages",
     "EncodesVideos",
-    "PatchEmbedding",
-    "PatchGridEncoder",
-    "Rotary",
-    "Segments",
+    "Rotary2D",
+    "StagingBuffer",
+    "VarlenAttention",
     "as_tensor",
-    "checked_rows",
+    "checked_embeddings",
     "fill_tower",
-    "frame_lengths",
-    "given_rows",
+    "given_embeddings",
     "load_tower",
-    "merge_order",
     "self_attention",
-    "window_order",
 ]

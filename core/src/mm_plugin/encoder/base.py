@@ -6,37 +6,66 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+import msgspec
+
 from mm_plugin.errors import EncoderError
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
 if TYPE_CHECKING:
     import torch
 
     from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.encoder.staging import StagingBuffer
     from mm_plugin.events import Observers
 
 
+# A model's own way to embed, named by `ModelSpec.embed`: (text_embeds, plan, embeddings, input_ids) -> (input_embeds, extra).
+EmbedRoutine = Callable[..., tuple[Any, Any]]
+
+
+class _Binding(msgspec.Struct, frozen=True, eq=False):
+    """What the registry adds to an encoder, in one place that an author's attributes cannot collide with."""
+
+    owner: Mapping[str, str | None] = msgspec.field(default_factory=dict)
+    observers: Any = None
+    embed: Any = None
+    staging: Any = None
+
+
 class Encoder(ABC):
-    """Turns items into rows on one device. Abstract; combine it with the mixins for what the model takes.
+    """Turns items into embeddings on one device. Abstract; combine it with the mixins for the modalities that the model takes.
 
     Attributes:
-        version: changes when equal items would get other rows, as after reloaded weights; part of every cache key. The
-            registry sets it from the checkpoint; whoever changes the weights changes it.
-        device: where it reads features; the registry sets it. Features are brought there for it where it is a GPU.
-        collective: whether a call is entered by several ranks together, which must then agree on what failed.
+        version: changes when equal items would get other embeddings, as after reloaded weights; part of every cache key. The
+            registry sets it from the checkpoint; whatever changes the weights must change it.
+        device: torch device on which it reads features; the registry sets it. Where it is not the CPU, features are brought there.
+        collective: whether several ranks enter a call together and must then agree on what failed.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin import Encoder, EncodesImages, Modality, MultimodalDataItem
+        >>> class Mean(Encoder, EncodesImages):
+        ...     @classmethod
+        ...     def load(cls, checkpoint, device, dtype):
+        ...         return cls()
+        ...
+        ...     def get_image_feature(self, items):
+        ...         return [torch.as_tensor(item.feature).mean(dim=1) for item in items]
+        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature=torch.ones(2, 4, 8))
+        >>> [tuple(embeddings.shape) for embeddings in Mean().encode(Modality.IMAGE, [item])]
+        [(2, 8)]
     """
 
     version: str = ""
     device: Any = None
     collective: ClassVar[bool] = False
-    _owner: Mapping[str, str | None] = {}
-    _observers: Observers | None = None
+    _binding: _Binding = _Binding()
 
     @classmethod
     @abstractmethod
     def load(cls, checkpoint: Checkpoint, device: Any, dtype: Any) -> Encoder:
-        """Build it from the checkpoint's tensors, in inference mode.
+        """Build the encoder from the checkpoint's tensors, in inference mode.
 
         Args:
             checkpoint: an open checkpoint.
@@ -46,27 +75,53 @@ class Encoder(ABC):
 
     @final
     def bind(
-        self, *, version: str, device: Any = None, owner: Mapping[str, str | None], observers: Observers | None = None
+        self,
+        *,
+        version: str,
+        device: Any = None,
+        owner: Mapping[str, str | None],
+        observers: Observers | None = None,
+        embed: EmbedRoutine | None = None,
     ) -> None:
-        """Say which weights it holds and whose encoder it is; the registry does."""
+        """Set what the registry knows of the encoder: its weights' version, its place, whose it is.
+
+        Args:
+            version: as the attribute.
+            device: as the attribute. On a CUDA device, the encoder gets a staging buffer, whose memory is pinned at first use.
+            owner: plugin, distribution and version, for errors.
+            observers: hear of every encoder call.
+            embed: the function that `ModelSpec.embed` names, loaded; None where the spec names none.
+        """
         self.version, self.device = version, device
-        self._owner, self._observers = owner, observers
+        self._binding = _Binding(owner, observers, embed, _staging_for(device))
 
     @property
     @final
     def owner(self) -> Mapping[str, str | None]:
-        """plugin, distribution and version, for errors."""
-        return self._owner
+        """Plugin, distribution and version, for errors."""
+        return self._binding.owner
 
     @property
     @final
     def observers(self) -> Observers | None:
-        """Those who hear events, or None."""
-        return self._observers
+        """What hears of encoder calls; None where nothing does."""
+        return self._binding.observers  # type: ignore[no-any-return]
+
+    @property
+    @final
+    def embed_routine(self) -> EmbedRoutine | None:
+        """The model's own way to embed; None where embeddings replace the rows of placeholders."""
+        return self._binding.embed  # type: ignore[no-any-return]
+
+    @property
+    @final
+    def staging(self) -> StagingBuffer | None:
+        """What brings features to the encoder's device; None where they are moved as they are."""
+        return self._binding.staging  # type: ignore[no-any-return]
 
     @final
     def encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
-        """Rows for each item, by the mixin of its modality. The result is not checked; `checked_rows` does that.
+        """Embeddings of each item, by the mixin of its modality. `checked_embeddings` checks the result; this does not.
 
         Raises:
             EncoderError: the encoder has no mixin for this modality.
@@ -74,15 +129,29 @@ class Encoder(ABC):
         for mixin, kind, method in _MIXINS:
             if kind is modality and isinstance(self, mixin):
                 return getattr(self, method)(items)  # type: ignore[no-any-return]
-        raise EncoderError(f"{type(self).__name__} does not encode {modality.argument}", **self._owner)
+        raise EncoderError(f"{type(self).__name__} does not encode {modality.argument}", **self.owner)
 
 
 class EncodesImages(ABC):
-    """For encoders that take images."""
+    """For encoders that encode images.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin import EncodesImages, Modality, MultimodalDataItem
+        >>> class Means(EncodesImages):  # beside Encoder
+        ...     def get_image_feature(self, items):
+        ...         return [item.feature.mean(dim=1) for item in items]
+        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature=torch.ones(2, 4, 8))
+        >>> [tuple(embeddings.shape) for embeddings in Means().get_image_feature([item])]
+        [(2, 8)]
+    """
 
     @abstractmethod
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
-        """Rows of images.
+        """Embeddings of images.
+
+        Args:
+            items: images, of one request or of several; their features are on the encoder's device.
 
         Shape:
             returns a list aligned with `items`; each [num_tokens, hidden], floating point, on the encoder's device.
@@ -90,22 +159,44 @@ class EncodesImages(ABC):
 
 
 class EncodesVideos(ABC):
-    """For encoders that take videos."""
+    """For encoders that encode videos.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin import EncodesVideos, Modality, MultimodalDataItem
+        >>> class Pairs(EncodesVideos):  # beside Encoder; one embedding for two frames
+        ...     def get_video_feature(self, items):
+        ...         return [item.feature.unflatten(0, (-1, 2)).mean(dim=1) for item in items]
+        >>> item = MultimodalDataItem(modality=Modality.VIDEO, offsets=[(0, 2)], feature=torch.ones(6, 8))
+        >>> [tuple(embeddings.shape) for embeddings in Pairs().get_video_feature([item])]
+        [(3, 8)]
+    """
 
     @abstractmethod
     def get_video_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
-        """Rows of videos; shaped as in `EncodesImages`."""
+        """Embeddings of videos; shaped as in `EncodesImages`."""
 
 
 class EncodesAudio(ABC):
-    """For encoders that take audio."""
+    """For encoders that encode audio.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin import EncodesAudio, Modality, MultimodalDataItem
+        >>> class Frames(EncodesAudio):  # beside Encoder
+        ...     def get_audio_feature(self, items):
+        ...         return [item.feature.T for item in items]
+        >>> item = MultimodalDataItem(modality=Modality.AUDIO, offsets=[(0, 4)], feature=torch.ones(8, 5))
+        >>> [tuple(embeddings.shape) for embeddings in Frames().get_audio_feature([item])]
+        [(5, 8)]
+    """
 
     @abstractmethod
     def get_audio_feature(self, items: Sequence[MultimodalDataItem]) -> Sequence[torch.Tensor | Encoded]:
-        """Rows of audio; shaped as in `EncodesImages`."""
+        """Embeddings of audio; shaped as in `EncodesImages`."""
 
 
-# A mapping of callables works in place of an `Encoder`.
+# A mapping of callables is taken in place of an `Encoder`.
 EncoderLike = Encoder | Mapping[Modality, Callable[[Sequence[MultimodalDataItem]], Sequence[Any]]]
 
 
@@ -120,11 +211,23 @@ _MIXINS: tuple[tuple[type, Modality, str], ...] = (
 )
 
 
-def own_rows(rows: torch.Tensor, device: Any, dtype: Any) -> torch.Tensor:
-    """The rows on a device, detached, in storage of their own."""
+def own_storage(tensor: torch.Tensor, device: Any, dtype: Any) -> torch.Tensor:
+    """A tensor on a device in a dtype, detached and contiguous, in storage of its own."""
     import torch
 
-    base = rows.detach() if rows.requires_grad else rows
+    base = tensor.detach() if tensor.requires_grad else tensor
     moved = base.to(device=device, dtype=dtype)
-    # What was not copied on the way is the encoder's own buffer, which its next call may write into.
+    # What was not copied on the way is the encoder's own buffer, which its next call may write to.
     return moved.clone(memory_format=torch.contiguous_format) if moved is base else moved.contiguous()
+
+
+def _staging_for(device: Any) -> StagingBuffer | None:
+    if device is None:
+        return None
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    from mm_plugin.encoder.staging import StagingBuffer
+
+    return StagingBuffer(device)

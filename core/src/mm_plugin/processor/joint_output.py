@@ -56,7 +56,7 @@ def check_joint_output(
         SpanError: it is no `JointOutput` that fits the request and the declaration.
     """
     if not isinstance(found, JointOutput):
-        raise SpanError(f"prepare_jointly returned a {type(found).__name__}; it must return Whole")
+        raise SpanError(f"prepare_jointly returned a {type(found).__name__}; it must return JointOutput")
     ids = found.ids
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise SpanError("prepare_jointly must give ids [N] int64")

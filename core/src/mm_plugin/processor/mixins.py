@@ -102,3 +102,24 @@ class ProcessesJointly(ABC):
         Raises:
             PlaceholderError: text and media do not fit.
         """
+
+
+class PreparesBatches(ABC):
+    """For processors that prepare several media inputs in one call, such as on a GPU.
+
+    It is asked for the media inputs of one request that the cache does not have; `prepare` still serves one alone.
+
+    >>> class Batches(PreparesBatches):
+    ...     def prepare_batch(self, decoded, layouts, options):
+    ...         return [media.pixels.mean(axis=(0, 1)) for media in decoded]
+    """
+
+    @abstractmethod
+    def prepare_batch(self, decoded: Sequence[Any], layouts: Sequence[Fields], options: Any) -> Sequence[Any]:
+        """A feature for each media input, equal to what `prepare` gives for it alone.
+
+        Args:
+            decoded: the media inputs, of any mix of modalities.
+            layouts: what `layout` returned for each.
+            options: an `Options`, all resolved.
+        """

@@ -1,15 +1,12 @@
 from .accounting import count_mm_tokens_in_extend
 from .encoder_part import SeparatePart, encoder_len, strip_encoder_part
-from .lifecycle import Lifecycle, LiveMedia, Recipe, RequestMedia, Retain
+from .lifecycle import Lifecycle, LiveMedia
 from .padding import apply_padded_input_ids, pad_input_ids, pad_runs, pad_token_pairs
-from .sessions import merge
+from .sessions import merge, turn_rules
 
 __all__ = [
     "Lifecycle",
     "LiveMedia",
-    "Recipe",
-    "RequestMedia",
-    "Retain",
     "SeparatePart",
     "apply_padded_input_ids",
     "count_mm_tokens_in_extend",
@@ -19,4 +16,5 @@ __all__ = [
     "pad_runs",
     "pad_token_pairs",
     "strip_encoder_part",
+    "turn_rules",
 ]

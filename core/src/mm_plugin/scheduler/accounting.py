@@ -11,15 +11,21 @@ from mm_plugin.items import Offset
 def count_mm_tokens_in_extend(
     prefix_lens: Sequence[int], extend_lens: Sequence[int], offsets: Sequence[Sequence[Offset]]
 ) -> int:
-    """Rows that one step consumes.
+    """Tokens of one step that take an embedding of an item.
 
     Args:
-        prefix_lens: per request, tokens computed already.
+        prefix_lens: per request, tokens that are computed already.
         extend_lens: per request, tokens that the step computes.
-        offsets: per request, the spans of all its items, both ends inclusive.
+        offsets: per request, the spans of all its items, inclusive at both ends.
+
+    Raises:
+        SpanError: the lists differ in length.
     """
     if not len(prefix_lens) == len(extend_lens) == len(offsets):
-        raise SpanError(f"{len(prefix_lens)} prefixes, {len(extend_lens)} extends, {len(offsets)} lists of offsets")
+        raise SpanError(
+            f"expected one entry per request in each list, got {len(prefix_lens)} prefixes, {len(extend_lens)} extends and "
+            f"{len(offsets)} lists of offsets"
+        )
     total = 0
     for prefix, extend, spans in zip(prefix_lens, extend_lens, offsets, strict=True):
         for start, end in spans:

@@ -1,4 +1,4 @@
-"""Sentinels over the ids of a request that comes without offsets. Runs in a scheduler: no torch, no processor."""
+"""Sentinels over the ids of a request that came without offsets. Runs in a scheduler: no torch, no processor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mm_plugin.arrays import is_tensor
 from mm_plugin.errors import SpanError, UsageError
-from mm_plugin.inputs import MultimodalInputs, SpecialTokens
+from mm_plugin.inputs.processed import MultimodalInputs, SpecialTokens
 from mm_plugin.items import MultimodalDataItem
 from mm_plugin.placeholders import Replacement, pad_by_offsets
 from mm_plugin.sentinels import lay_sentinels
@@ -24,22 +25,22 @@ def pad_token_pairs(
 ) -> tuple[np.ndarray, list[int]]:
     """Cache ids for ids that came without offsets: sentinels between each start token and its end token.
 
-    A pair whose start token is in `data_start_token_ids` begins the next item; every other pair belongs to the item begun
-    before. A balanced pair with nothing inside stays as it is and still counts.
+    A pair whose start token is in `data_start_token_ids` begins the next item; every other pair belongs to the item that was
+    begun last. A balanced pair with nothing inside is left as it is and still counts.
 
     Args:
-        ids: [N] int64; never changed, never returned.
+        ids: [N] int64; neither changed nor returned.
         items: in prompt order, with sentinels.
         pairs: (start id, end id).
-        data_start_token_ids: start ids that begin an item; all of them where None.
+        data_start_token_ids: start ids that begin an item; all where None.
 
     Shape:
-        returns [N] int64, a new array, and the index of each start token that begins an item.
+        returns [N] int64, a new array; and the index of each start token that begins an item.
 
     Raises:
         SpanError: pairs are unbalanced or nested, or a span belongs to no item.
 
-    Source: SGLang@0.5.23 for balanced pairs, equal bit for bit; what it lets pass silently is refused here.
+    Source: SGLang@0.5.23 for balanced pairs, equal bit for bit; what it accepts silently is refused here.
     """
     out = np.array(ids, dtype=np.int64)
     starts = np.array(sorted({start for start, _ in pairs}), dtype=np.int64)
@@ -47,34 +48,36 @@ def pad_token_pairs(
     begins_item = set(starts.tolist() if data_start_token_ids is None else data_start_token_ids)
     closing = {start: {end for first, end in pairs if first == start} for start, _ in pairs}
     if np.intersect1d(starts, ends).size:
-        raise SpanError("a token both starts and ends a span; such spans have no unambiguous bounds")
+        raise SpanError(
+            "token pairs: expected start tokens that are not end tokens; a token that is both leaves spans ambiguous"
+        )
     is_edge = np.zeros(len(out), dtype=bool)
     for token in (*starts.tolist(), *ends.tolist()):  # a few comparisons are twice as fast as a set
         is_edge |= out == token
     edges = np.flatnonzero(is_edge)
     if len(edges) % 2:
-        raise SpanError(f"unbalanced: {len(edges)} start and end tokens")
+        raise SpanError(f"expected as many end tokens as start tokens, got {len(edges)} in all: spans are unbalanced")
     index, begun = -1, []
     tokens = out[edges].reshape(-1, 2).tolist()
     for (left, right), (first, last) in zip(edges.reshape(-1, 2).tolist(), tokens, strict=True):
         if last not in closing.get(first, ()):
             raise SpanError(
-                f"tokens {first} at {left} and {last} at {right} are no pair: spans are unbalanced or nested"
+                f"tokens {first} at {left} and {last} at {right} are not a pair: spans are unbalanced or nested"
             )
         if first in begins_item:
             index += 1
             begun.append(left)
         if index < 0 or index >= len(items):
             which = "before any item begins" if index < 0 else f"of item {index}, where there are {len(items)} items"
-            raise SpanError(f"the span at {left} stands {which}")
+            raise SpanError(f"the span at {left} is {which}")
         lay_sentinels(out, left + 1, right, items[index].padding_values())
     return out, begun
 
 
 def pad_runs(ids: np.ndarray, items: Sequence[MultimodalDataItem], token: int) -> np.ndarray:
-    """Cache ids for ids that came without offsets: sentinels over each run of one placeholder, a run an item.
+    """Cache ids for ids that came without offsets: sentinels over each run of one placeholder, one run per item.
 
-    Two items whose runs touch cannot be told apart here, and are refused by the count; recorded offsets have no such limit.
+    Two items whose runs touch cannot be distinguished here, and are refused by the count; recorded offsets have no such limit.
 
     Shape:
         returns [N] int64, a new array.
@@ -85,7 +88,7 @@ def pad_runs(ids: np.ndarray, items: Sequence[MultimodalDataItem], token: int) -
     out = np.array(ids, dtype=np.int64)
     runs = Replacement(out, out == token).runs()
     if len(runs) != len(items):
-        raise SpanError(f"{len(runs)} runs of placeholder {token}, {len(items)} items")
+        raise SpanError(f"expected {len(items)} runs of placeholder {token}, one per item, got {len(runs)}")
     for (start, end), item in zip(runs, items, strict=True):
         lay_sentinels(out, start, end + 1, item.padding_values())
     return out
@@ -99,7 +102,7 @@ def pad_input_ids(
     Args:
         spec: the model's declaration.
         special_tokens: the ids of its tokens.
-        ids: [N] int64, expanded; never changed, never returned.
+        ids: [N] int64, expanded; neither changed nor returned.
         items: in prompt order, with sentinels.
 
     Shape:
@@ -113,29 +116,29 @@ def pad_input_ids(
     if spec.padding == "pairs":
         laid, begun = pad_token_pairs(ids, items, special_tokens.pairs)
         if len(begun) != len(items):
-            raise SpanError(f"{len(begun)} spans between start and end tokens, {len(items)} items")
+            raise SpanError(f"expected {len(items)} spans between start and end tokens, one per item, got {len(begun)}")
         return laid
     if spec.padding == "runs":
         unknown = [item.modality.argument for item in items if item.modality not in special_tokens.placeholders]
         if unknown:
-            raise SpanError(f"{spec.name} has no placeholder for {unknown[0]}, so their runs cannot be found")
+            raise SpanError(f"{spec.name}: no placeholder is known for {unknown[0]}, so their runs cannot be found")
         out = np.array(ids, dtype=np.int64)
         for modality, token in special_tokens.placeholders.items():
             own = [item for item in items if item.modality is modality]
             out = pad_runs(out, own, token)
         return out
     if spec.padding == "offsets":
-        raise SpanError(f"{spec.name} pads by recorded offsets, and an item came without")
+        raise SpanError(f"{spec.name}: expected recorded offsets on every item, got an item without")
     padded: np.ndarray = spec.load("padding")(np.array(ids, dtype=np.int64), items, special_tokens)
     return padded
 
 
 def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs) -> bool:
-    """Put a request's cache ids in the place of its model ids, where a scheduler keeps them.
+    """Overwrite a request's model ids with its cache ids, where a scheduler keeps them.
 
     Args:
-        origin: the ids that the scheduler keeps: a list, an `array`, a numpy array or a torch tensor; changed in place where
-            all lengths agree, else left alone.
+        origin: the ids that the scheduler keeps: a list, an `array`, a numpy array or a torch tensor; changed in place if all
+            lengths agree, else left as they are.
         received: the model ids that came with the request.
         inputs: the request's media, with `padded_input_ids`.
 
@@ -143,17 +146,17 @@ def apply_padded_input_ids(origin: Any, received: Any, inputs: MultimodalInputs)
         Whether the lengths agree.
 
     Raises:
-        UsageError: `origin` has numbers that are too narrow for sentinels.
+        UsageError: the integers of `origin` are too narrow for sentinels.
     """
     padded = inputs.padded_input_ids
     if not len(origin) == len(received) == len(padded):
         return False
     kind = str(getattr(origin, "dtype", "")).removeprefix("torch.") or getattr(origin, "typecode", "q")
     if kind not in ("int64", "uint64", "q", "Q", "l", "L") or getattr(origin, "itemsize", 8) != 8:
-        raise UsageError(f"ids of type {kind!r} cannot hold sentinels: use 64-bit integers", argument="origin")
+        raise UsageError(f"origin: expected 64-bit integers, which can hold sentinels, got {kind!r}", argument="origin")
     if isinstance(origin, np.ndarray):
         origin[:] = padded
-    elif hasattr(origin, "detach"):  # a torch tensor, without importing torch
+    elif is_tensor(origin):
         origin[:] = origin.new_tensor(padded)
     elif hasattr(origin, "typecode"):
         origin[:] = type(origin)(origin.typecode, padded.tolist())

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from mm_plugin.embed.routine import embed_mm_inputs
 from mm_plugin.embed.rows import EmbedOutput
 from mm_plugin.encoder.base import Encoder
-from mm_plugin.inputs import ForwardBatch, MultimodalInputs
+from mm_plugin.inputs.batch import ForwardBatch
+from mm_plugin.inputs.processed import MultimodalInputs
+from mm_plugin.inputs.request_media import RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 
 if TYPE_CHECKING:
     import torch
 
     from mm_plugin.cache.embedding import EmbeddingCache
-    from mm_plugin.inputs import MultimodalProcessorOutput
+    from mm_plugin.inputs.processed import MultimodalProcessorOutput
 
 
 class CallCounter:
@@ -73,11 +75,11 @@ def embed_in_chunks(
     """
     import torch
 
-    inputs = MultimodalInputs.from_processor_output(output)
+    media = RequestMedia(MultimodalInputs.from_processor_output(output))
     ids = torch.from_numpy(output.padded_input_ids)
     parts = []
     for prefix, extend in chunks(len(ids), size):
-        batch = ForwardBatch([inputs], [prefix], [extend])
+        batch = ForwardBatch([media], [prefix], [extend])
         step: EmbedOutput = embed_mm_inputs(ids[prefix : prefix + extend], batch, input_embedding, encoder, cache)
         if step.failed:
             raise step.failed[0].error

@@ -11,11 +11,11 @@ import numpy as np
 from mm_plugin.errors import RequestError
 
 if TYPE_CHECKING:
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
 def sweep_provenance(
-    processor: ModelProcessor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
+    processor: Processor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
 ) -> int:
     """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
 

@@ -1,0 +1,19 @@
+from .batch import ForwardBatch
+from .encoded import Encoded
+from .precomputed import PrecomputedEmbeddings, ProcessorOutput
+from .processed import MultimodalInputs, MultimodalProcessorOutput, NextTurn, SpecialTokens
+from .request_media import Recipe, RequestMedia, Retain
+
+__all__ = [
+    "Encoded",
+    "ForwardBatch",
+    "MultimodalInputs",
+    "MultimodalProcessorOutput",
+    "NextTurn",
+    "PrecomputedEmbeddings",
+    "ProcessorOutput",
+    "Recipe",
+    "RequestMedia",
+    "Retain",
+    "SpecialTokens",
+]

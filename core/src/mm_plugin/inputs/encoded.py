@@ -1,0 +1,38 @@
+"""`Encoded`: what an encoder returns for one item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Encoded(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """What an encoder returns for one item. An encoder that has embeddings alone may return the tensor itself.
+
+    Attributes:
+        embeddings: [num_tokens, hidden], floating point, torch, on the encoder's device.
+        deepstack: [n_layers, num_tokens, hidden], same dtype and device, for models that add embeddings in several layers of the
+            language model; else None.
+        kept: [num_tokens] int64, same device: the rows that a pruning encoder kept of all rows of the item; else None.
+
+    Example:
+        >>> import torch
+        >>> from mm_plugin import Encoded
+        >>> encoded = Encoded(torch.ones(6, 8), deepstack=torch.zeros(2, 6, 8))
+        >>> part = encoded.rows(4, 6)
+        >>> tuple(part.embeddings.shape), tuple(part.deepstack.shape), part.kept
+        ((2, 8), (2, 2, 8), None)
+    """
+
+    embeddings: Any
+    deepstack: Any = None
+    kept: Any = None
+
+    def rows(self, start: int, end: int) -> Encoded:
+        """Rows `start:end` (half-open) of every part, as views."""
+        return Encoded(
+            self.embeddings[start:end],
+            None if self.deepstack is None else self.deepstack[:, start:end],
+            None if self.kept is None else self.kept[start:end],
+        )

@@ -1,0 +1,199 @@
+"""A processed request: what a processor returns of it, and what a scheduler keeps. Integers and items; needs no processor."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from mm_plugin.errors import SpanError, UsageError
+from mm_plugin.items import Modality, MultimodalDataItem, checked_spans
+
+
+class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids that a scheduler or a model dispatches on; None where the model has no such token.
+
+    Attributes:
+        placeholders: by modality, the id that stands for one embedding.
+        pairs: (start, end) ids around a media input, as the plugin declared them.
+    """
+
+    placeholders: Mapping[Modality, int] = msgspec.field(default_factory=dict)
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def im_token_id(self) -> int | None:
+        """The id that stands for one embedding of an image."""
+        return self.placeholders.get(Modality.IMAGE)
+
+    @property
+    def video_token_id(self) -> int | None:
+        """The id that stands for one embedding of a video."""
+        return self.placeholders.get(Modality.VIDEO)
+
+    @property
+    def audio_token_id(self) -> int | None:
+        """The id that stands for one embedding of an audio."""
+        return self.placeholders.get(Modality.AUDIO)
+
+
+class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
+    """What a processor's `process` returns: all that a scheduler and a GPU worker need of one request.
+
+    Two views of the ids exist and never mix: `input_ids` are *model ids*, for whatever looks up an embedding;
+    `padded_input_ids` are *cache ids*, with sentinels, for prefix matching.
+
+    Attributes:
+        input_ids: [N] int64, model ids: the expanded prompt.
+        padded_input_ids: [N] int64, cache ids: the same with each span overwritten by its item's sentinels.
+        token_modalities: [N] int64, 0 for text, else the value of the token's `Modality`.
+        mm_items: the items in prompt order.
+        special_tokens: ids of placeholders and pairs.
+        mrope_positions: [3, N] int64, or None for a model with ordinary positions.
+        mrope_position_delta: added to a token's index to get its position after the prompt; None as above.
+        position_options: by name, the options given at load that `ModelSpec.positions` may depend on; a scheduler that computes
+            positions itself passes them as `options`.
+        dropped: paths of media inputs that were left out because the prompt was too long, such as `images[0]`.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import MultimodalProcessorOutput
+        >>> ids = np.array([5, 6, 7])
+        >>> output = MultimodalProcessorOutput(
+        ...     input_ids=ids, padded_input_ids=ids.copy(), token_modalities=np.zeros(3, np.int64), mm_items=[]
+        ... )
+        >>> output.mrope_positions is None, output.dropped
+        (True, ())
+    """
+
+    input_ids: np.ndarray
+    padded_input_ids: np.ndarray
+    token_modalities: np.ndarray
+    mm_items: list[MultimodalDataItem]
+    special_tokens: SpecialTokens = SpecialTokens()
+    mrope_positions: np.ndarray | None = None
+    mrope_position_delta: int | None = None
+    position_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+
+
+class NextTurn(enum.Enum):
+    """How a field of `MultimodalInputs` goes on when a session's next turn follows; `mm_plugin.scheduler.merge` applies it.
+
+    Every field names its rule in its annotation, and `merge` cannot be imported while one does not.
+    """
+
+    ITEMS = "the items of both, those of the turn with shifted offsets"
+    IDS = "the ids of both, generated ids in between"
+    MODALITIES = "the token modalities of both, text in between"
+    POSITIONS = "the positions of both, those of the turn going on from the largest so far"
+    DELTA = "what is added to an index after both"
+    SUM = "the sum of both"
+    LATEST = "that of the turn"
+
+
+class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
+    """What a scheduler keeps of one request: ids, spans, identities, positions.
+
+    Embeddings that a GPU worker holds are not here but in its `RequestMedia`.
+
+    Attributes:
+        mm_items: the items in prompt order.
+        input_ids: [N] int64, model ids, for whatever looks up an embedding.
+        padded_input_ids: [N] int64, cache ids, for prefix matching.
+        token_modalities: [N] int64, 0 for text, else the value of the token's `Modality`.
+        special_tokens: ids of placeholders and pairs.
+        mrope_positions: [3, N] int64, or None for a model with ordinary positions.
+        mrope_position_delta: added to a token's index to get its position after the prompt; None as above.
+        position_options: what `ModelSpec.positions` takes as `options`.
+        num_image_tokens: tokens of the prompt that take an embedding of an image.
+        num_video_tokens: those of videos.
+        num_audio_tokens: those of audio.
+        num_dropped: items that came without content and without a span, and were left out.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import Modality, MultimodalDataItem, MultimodalInputs, MultimodalProcessorOutput
+        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(1, 3)], feature=np.zeros((3, 8)))
+        >>> item.set_identity(bytes(32))
+        >>> ids = np.array([5, 9, 9, 9, 6])
+        >>> cache_ids = ids.copy()
+        >>> cache_ids[1:4] = item.padding_sequence(3)
+        >>> output = MultimodalProcessorOutput(
+        ...     input_ids=ids, padded_input_ids=cache_ids, token_modalities=np.array([0, 1, 1, 1, 0]), mm_items=[item]
+        ... )
+        >>> inputs = MultimodalInputs.from_processor_output(output)
+        >>> inputs.num_image_tokens, inputs.input_ids.tolist(), int(inputs.padded_input_ids[1]) == item.pad_value
+        (3, [5, 9, 9, 9, 6], True)
+    """
+
+    mm_items: Annotated[list[MultimodalDataItem], NextTurn.ITEMS]
+    input_ids: Annotated[np.ndarray, NextTurn.IDS]
+    padded_input_ids: Annotated[np.ndarray, NextTurn.IDS]
+    token_modalities: Annotated[np.ndarray, NextTurn.MODALITIES]
+    special_tokens: Annotated[SpecialTokens, NextTurn.LATEST] = SpecialTokens()
+    mrope_positions: Annotated[np.ndarray | None, NextTurn.POSITIONS] = None
+    mrope_position_delta: Annotated[int | None, NextTurn.DELTA] = None
+    position_options: Annotated[Mapping[str, Any], NextTurn.LATEST] = msgspec.field(default_factory=dict)
+    num_image_tokens: Annotated[int, NextTurn.SUM] = 0
+    num_video_tokens: Annotated[int, NextTurn.SUM] = 0
+    num_audio_tokens: Annotated[int, NextTurn.SUM] = 0
+    num_dropped: Annotated[int, NextTurn.SUM] = 0
+
+    @classmethod
+    def from_processor_output(cls, output: MultimodalProcessorOutput) -> MultimodalInputs:
+        """A copy: the caller's lists and arrays may change afterwards without a change here. Features are shared.
+
+        Fields that bear one name in both structs are taken over. An item without a span and without content is left out and
+        counted.
+
+        Raises:
+            SpanError: an item with content has no span, an item with a span has no content, or spans overlap or leave the ids.
+            UsageError: `output` is of another class.
+        """
+        if not isinstance(output, MultimodalProcessorOutput):
+            raise UsageError(f"expected a MultimodalProcessorOutput, got {type(output).__name__}", argument="output")
+        items: list[MultimodalDataItem] = []
+        totals = dict.fromkeys(Modality, 0)
+        for index, item in enumerate(output.mm_items):
+            if item.feature is None and item.precomputed_embeddings is None and not item.offsets:
+                continue
+            if not item.is_valid():
+                raise SpanError(
+                    f"mm_items[{index}]: expected content, sentinels and ordered spans in the prompt; one of them is missing"
+                )
+            copy = msgspec.structs.replace(
+                item, offsets=list(item.offsets), model_specific_data=dict(item.model_specific_data)
+            )
+            items.append(copy)
+            totals[copy.modality] += copy.num_tokens
+        checked_spans(items, len(output.padded_input_ids))
+        shared = {name: _copy(getattr(output, name)) for name in cls.__struct_fields__ if hasattr(output, name)}
+        own = {
+            "mm_items": items,
+            "num_image_tokens": totals[Modality.IMAGE],
+            "num_video_tokens": totals[Modality.VIDEO],
+            "num_audio_tokens": totals[Modality.AUDIO],
+            "num_dropped": len(output.mm_items) - len(items),
+        }
+        return cls(**shared | own)
+
+    @property
+    def num_mm_tokens(self) -> int:
+        """Tokens of the prompt that take an embedding of any item."""
+        return self.num_image_tokens + self.num_video_tokens + self.num_audio_tokens
+
+    def release_features(self) -> None:
+        """Drop features and precomputed embeddings; ids, spans and positions stay. Calling it twice is harmless."""
+        for item in self.mm_items:
+            item.feature = None
+            item.precomputed_embeddings = None
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return dict(value) if isinstance(value, Mapping) else value
