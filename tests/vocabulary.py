@@ -112,9 +112,10 @@ PHRASES = {
 # True uses, taken out of a text before it is searched.
 ALLOWED = (
     r"\.clip_?\(|\bmode=\"clip\"",  # numpy's and torch's
-    r"\bclip(?:_vision\w*|-vit|_tower)\b|openai/clip\S*|models\.clip\b|_pil_clip\b",  # the model's name in checkpoints and modules
+    r"\bclip(?:_vision\w*|-vit|_tower|_config)\b|(?<=\W)_clip\(|\bdef _clip\b|openai/clip\S*|models\.clip\b|_pil_clip\b",  # the model's name in checkpoints and modules
     r"\"medium\"",  # a preset of x264
     r"\"marks\"",  # an aspect that snapshot.json records
+    r"\bPictureType\b",  # PyAV's
     r"<sound>",  # a token of Audio Flamingo's vocabulary
     r"\bm[ae][kd]e[_ ]room\b|\broom (?:for|to)\b",
     r"\bbehind transparent\b",  # what is seen through pixels

@@ -272,7 +272,7 @@ def test_any_frame_equals_a_slow_one(value: Any) -> None:
 
 def test_a_class_that_moves_or_is_renamed_keeps_its_frames() -> None:
     one = enum.Enum("Color", {"RED": 1, "BLUE": 2}, module="a")
-    other = enum.Enum("Colour", {"RED": 1, "BLUE": 2}, module="b.c")
+    other = enum.Enum("Color", {"RED": 1, "BLUE": 2}, module="b.c")
     assert frame(one.RED) == frame(other.RED) != frame(one.BLUE)
     first = msgspec.defstruct("Rule", [("sigma", float)], module="a")(0.5)
     second = msgspec.defstruct("Blur", [("sigma", float)], module="b.c")(0.5)
@@ -418,7 +418,7 @@ def test_source_key_and_identity_of_a_request_follow_the_page(processor: Any, sa
 
 
 @pytest.mark.parametrize("salt", [None, "tenant"], ids=str)
-def test_the_identity_behind_a_callers_hash_follows_the_page(processor: Any, salt: Any) -> None:
+def test_the_identity_after_a_callers_hash_follows_the_page(processor: Any, salt: Any) -> None:
     output = processor.process("<image>", [png(PIXELS)], mm_hashes=["a1b2"], salt=salt)
     head = ("mm-plugin/caller", 1, "rows", 4, 1)
     assert output.mm_items[0].identity == hashed(*head, 0xA1B2, as_bytes(slow_options(0)), CONTEXT, salt)

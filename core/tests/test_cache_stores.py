@@ -298,7 +298,7 @@ def test_pins_are_the_first_stores() -> None:
     first, _, store = tiers()
     store.put(b"a", "a" * 6, 6)
     assert store.pin(b"a")
-    assert store.put(b"b", "b" * 6, 6)  # finds no room in the first
+    assert store.put(b"b", "b" * 6, 6)  # finds no space in the first
     assert not store.pin(b"b")
     assert store.stats().pinned == 1
     assert first.get(b"a") is not None

@@ -121,7 +121,7 @@ def test_a_malformed_entry_ignores_itself_alone(open_three: Open, events: list[E
     assert event.path == "mm_hashes[images][0]"
 
 
-def test_nothing_is_told_of_an_entry_that_is_to_be_computed(open_three: Open, events: list[Event]) -> None:
+def test_nothing_is_reported_of_an_entry_that_is_to_be_computed(open_three: Open, events: list[Event]) -> None:
     assert one(open_three(), img(), None).identity == natural(img(), open_three)
     assert fallbacks(events) == []
 
@@ -143,7 +143,7 @@ PROMPT = "<audio> <image> word <video> <audio> <image>"  # not the order of the 
 
 
 def hashes(processor: ModelProcessor, given: Any) -> dict[str, list[int | None]]:
-    """The 64-bit hashes that media got in raw scope, by argument; None where it is no caller's."""
+    """The 64-bit hashes that media got in raw scope, by argument; None where the caller gave none."""
     output = processor.process(PROMPT, **MEDIA, mm_hashes=given, mm_hash_scope="raw")
     found: dict[str, list[int | None]] = {"images": [], "videos": [], "audios": []}
     for item in output.mm_items:
@@ -190,7 +190,7 @@ def test_hashes_are_aligned_with_the_arguments_whatever_the_prompts_order(
         {"images": [1]},
         {"images": [1, 2, 3]},
         {"images": [1, 2], "videos": [3, 4]},
-        {"images": [1, 2], "sounds": [3]},
+        {"images": [1, 2], "audios": [3]},
         {"images": "12"},
         {"images": 12},
         {"images": np.array([1, 2])},

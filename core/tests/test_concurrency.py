@@ -269,7 +269,7 @@ def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open, monkey
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_an_error_leaves_no_pin_behind(open_busy: Open, gate: Gate, asynchronous: bool, last: bool) -> None:
+def test_an_error_leaves_no_pin_after(open_busy: Open, gate: Gate, asynchronous: bool, last: bool) -> None:
     broken = np.asarray(Image.open(io.BytesIO(maze(3))))
     gate.error, gate.fails = ValueError("broken"), lambda pixels: bool(np.array_equal(pixels, broken))
     gate.release.set()
@@ -310,7 +310,7 @@ def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
 
 
-def test_cancelling_a_request_leaves_no_pin_behind(open_busy: Open, gate: Gate) -> None:
+def test_cancelling_a_request_leaves_no_pin_after(open_busy: Open, gate: Gate) -> None:
     processor = open_busy(Held)
     gate.release.set()
     processor.process("<image>", [maze(0)])
@@ -364,7 +364,7 @@ def test_requests_in_threads_and_on_the_loop_prepare_one_image_once_and_one_may_
     assert (stats.misses, stats.joins, stats.pinned) == (1, 5, 0)
 
 
-def test_a_failure_is_told_to_all_who_wait_and_the_next_request_tries_again(open_busy: Open, gate: Gate) -> None:
+def test_a_failure_is_reported_to_all_who_wait_and_the_next_request_tries_again(open_busy: Open, gate: Gate) -> None:
     processor = open_busy(Held)
     gate.error = ValueError("broken")
 

@@ -1,4 +1,4 @@
-"""The corpus: every entry, by every way in, ends as it must; harmed ones end well; and nothing is allocated on a file's word."""
+"""The corpus: every entry, by every way in, ends as it must; corrupted ones end well; and nothing is allocated on a file's word."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ CASES = {
 
 def kinds(names: list[str], marked: bool = False) -> list[Any]:
     return [
-        pytest.param(name, id=name, marks=[pytest.mark.case(case) for case in CASES.get(name, ())] if marked else ())
+        pytest.param(
+            name, id=name, token_types=[pytest.mark.case(case) for case in CASES.get(name, ())] if marked else ()
+        )
         for name in names
     ]
 
@@ -205,7 +207,7 @@ def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: World) ->
             raise MediaError("images[0]: no", path="images[0]")
 
     plugin: Any = SimpleNamespace(spec=SimpleNamespace(modalities=(Modality.IMAGE,)), prepare_item=prepare)
-    told = {
+    reported = {
         "raises": "broken/random ended in ZeroDivisionError",
         "refuses": "png/RGB was refused",
         "takes": "broken/random was not refused",
@@ -214,7 +216,7 @@ def test_a_sweep_finds_a_plugin_that_ends_otherwise(fault: str, world: World) ->
         assert corpus.sweep(plugin, [*entries, world.videos[0]], may_refuse=["png/1 x 300"]) == ["png/RGB"]
         assert len(tried) == 3
     else:
-        with pytest.raises(AssertionError, match=told[fault]):
+        with pytest.raises(AssertionError, match=reported[fault]):
             corpus.sweep(plugin, entries, may_refuse=["png/1 x 300"])
 
 
@@ -328,7 +330,7 @@ def test_an_avif_of_many_units_is_not_followed_without_end() -> None:
     item = struct.pack(">3H", 1, 0, 1) + struct.pack(">2I", 0, 0)
     location = box(b"iloc", struct.pack(">I2BH", 0, 0x44, 0, 1), item)
     head = box(b"ftyp", b"avif\0\0\0\0avif")
-    # The file from its beginning on is no AV1 stream, so that only the item that lies in `mdat` counts.
+    # The file from its beginning on is not an AV1 stream, so that only the item that lies in `mdat` counts.
     start = len(head) + len(box(b"meta", bytes(4), location)) + 8
     location = location[:-8] + struct.pack(">2I", start, 0)
     data = head + box(b"meta", bytes(4), location) + box(b"mdat", b"\x12\0" * 70_000)
@@ -435,7 +437,7 @@ def test_heic_is_refused_by_the_name_of_what_reads_it(world: World) -> None:
 
 
 def test_heic_is_read_where_an_opener_is_registered(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    """A stand-in for pillow-heif: an opener of that name, which reads what lies behind the head as a TIFF."""
+    """A stand-in for pillow-heif: an opener of that name, which reads what lies after the head as a TIFF."""
     from PIL import TiffImagePlugin
 
     heic = named(world.images, "heic/no opener").value
@@ -451,7 +453,7 @@ def test_heic_is_read_where_an_opener_is_registered(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(open_image(data, path="x", settings=Settings()).decode().pixels, pixels)
 
 
-# ---------------------------------------------------------------- harmed files
+# ---------------------------------------------------------------- corrupted files
 
 SMALL = Settings(max_image_pixels=200_000, max_video_frames=100, max_video_seconds=100.0, max_audio_seconds=60.0)
 
@@ -488,7 +490,7 @@ def same_by_an_opened_object(data: bytes, pixels: np.ndarray) -> None:
 
 @pytest.mark.case("1.7")
 @pytest.mark.parametrize("kind", ["images", "videos", "audios"])
-def test_300_harmed_files_end_well(kind: str, world: World) -> None:
+def test_300_corrupted_files_end_well(kind: str, world: World) -> None:
     read, refused = fuzz(getattr(world, kind), 300, 1)
     assert read + refused == 300
     assert min(read, refused) > 30
@@ -497,14 +499,14 @@ def test_300_harmed_files_end_well(kind: str, world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.case("1.7")
 @pytest.mark.parametrize("kind", ["images", "videos", "audios"])
-def test_5000_harmed_files_end_well(kind: str, world: World) -> None:
+def test_5000_corrupted_files_end_well(kind: str, world: World) -> None:
     read, refused = fuzz(getattr(world, kind), 5000, 2)
     assert read + refused == 5000
     assert min(read, refused) > 500
 
 
 @pytest.mark.parametrize("kind", ["images", "videos", "audios"])
-def test_harmed_files_leave_neither_memory_nor_open_files(kind: str, world: World) -> None:
+def test_corrupted_files_leave_neither_memory_nor_open_files(kind: str, world: World) -> None:
     """The same 60 files thrice: what the first round leaves is warm-up, and a leak of 100 kB a file would show twelvefold."""
     entries = getattr(world, kind)
     fuzz(entries, 60, 3)

@@ -111,7 +111,7 @@ class Odd(MMPluginError):
 
 
 @pytest.mark.parametrize("error", [Odd(), asyncio.CancelledError(), SystemExit(3), StopIteration(), RuntimeError("no")])
-def test_whatever_an_encoder_raises_is_told_of_its_items_alone(error: BaseException) -> None:
+def test_whatever_an_encoder_raises_is_reported_of_its_items_alone(error: BaseException) -> None:
     def failing(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
         if any(float(entry.feature) == 2 for entry in items):
             raise error

@@ -34,7 +34,7 @@ def rows_from(modality: int, seed: int, count: int) -> list[list[float]]:
     return [[10_000.0 * modality + 1000 * seed + 20 * count + row, 0.5 + row] for row in range(count)]
 
 
-class Medium(msgspec.Struct, frozen=True):
+class Media(msgspec.Struct, frozen=True):
     """One item as it is drawn: what it shows, how it came, and (gap before, length) of each run."""
 
     modality: Modality
@@ -46,7 +46,7 @@ class Medium(msgspec.Struct, frozen=True):
 class Case(msgspec.Struct, frozen=True):
     """Requests (a text-only one has no media; tokens after the last item; whether runs are woven), and moves of a schedule."""
 
-    requests: tuple[tuple[tuple[Medium, ...], int, bool], ...]
+    requests: tuple[tuple[tuple[Media, ...], int, bool], ...]
     capacity: int | None
     moves: tuple[tuple[tuple[str, int, int], ...], ...]
     max_tokens: int | None
@@ -54,7 +54,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 MEDIA = st.builds(
-    Medium,
+    Media,
     st.sampled_from(Modality),
     st.integers(1, 3),
     st.sampled_from(MultimodalInputFormat),
@@ -78,7 +78,7 @@ CASES = st.builds(
 class Request:
     """A request, its reference rows token by token, and how far it is."""
 
-    def __init__(self, media: Sequence[Medium], tail: int, woven: bool) -> None:
+    def __init__(self, media: Sequence[Media], tail: int, woven: bool) -> None:
         self.owner: dict[int, tuple[int, list[float]]] = {}
         runs = [(index, number) for index, media_input in enumerate(media) for number in range(len(media_input.runs))]
         if woven:  # first runs of all items, then second runs: an item's gap then holds another item
@@ -263,7 +263,7 @@ def test_twenty_thousand_schedules_give_the_reference_rows(case: Case) -> None:
     st.booleans(),
 )
 def test_chunks_of_one_request_alone_encode_each_item_once_whatever_the_cache(
-    media: list[Medium], extends: list[int], capacity: int | None, woven: bool
+    media: list[Media], extends: list[int], capacity: int | None, woven: bool
 ) -> None:
     """Items of other seeds, so that none helps another; each is held from its first row to its last."""
     distinct = [msgspec.structs.replace(media_input, seed=index + 1) for index, media_input in enumerate(media)]

@@ -31,6 +31,7 @@ WITHOUT = {
     "Size": "shown wherever a layout is",
     "VideoSize": "shown in the example of Sampling",
     "Stats": "shown wherever a store is",
+    "PatchGridCheckpoints": "needs transformers' classes of a model; its tests build whole checkpoints",
 }
 
 

@@ -173,8 +173,8 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
             mosaic.process("<image>", [A])
 
 
-def test_a_callers_hashes_are_left_aside_and_that_is_told(mosaic: Any, events: list[Any]) -> None:
+def test_a_callers_hashes_are_left_aside_and_that_is_reported(mosaic: Any, events: list[Any]) -> None:
     plain = mosaic.process("<image>", [A]).mm_items[0].identity
     assert mosaic.process("<image>", [A], mm_hashes=["ab"]).mm_items[0].identity == plain
-    (told,) = [event for event in events if isinstance(event, HashIgnored)]
-    assert (told.path, told.why) == ("mm_hashes", "the media inputs of the request are prepared together")
+    (reported,) = [event for event in events if isinstance(event, HashIgnored)]
+    assert (reported.path, reported.why) == ("mm_hashes", "the media inputs of the request are prepared together")

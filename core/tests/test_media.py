@@ -44,7 +44,7 @@ def take(value: Any, settings: Settings = SETTINGS) -> ImageSource:
 
 
 def pixels(value: Any, settings: Settings = SETTINGS, **options: Any) -> np.ndarray:
-    """The pixels of a value, after a check that the size was told rightly before."""
+    """The pixels of a value, after a check that the size was reported rightly before."""
     source = take(value, settings)
     size = source.probe()
     out = source.decode(**options).pixels
@@ -301,7 +301,7 @@ ALPHA: dict[str, tuple[Any, tuple[int, int, int]]] = {
     "P with a table": (encode(palette_image(), transparency=b"\0\xff"), SHOWN),
     "P gif": (encode(palette_image(), "GIF", transparency=0), SHOWN),
     "PA": (palette_image("PA"), SHOWN),
-    "RGB with a colour": (encode(two_pixels("RGB", HIDDEN, SHOWN), transparency=HIDDEN), SHOWN),
+    "RGB with a color": (encode(two_pixels("RGB", HIDDEN, SHOWN), transparency=HIDDEN), SHOWN),
     "L with a level": (encode(two_pixels("L", 10, 200), transparency=10), SHOWN_GRAY),
     "1 with a level": (encode(two_pixels("1", 0, 255), transparency=0), (255, 255, 255)),
     "16-bit gray with a level": (trns_gray16(), SHOWN_GRAY),
@@ -311,7 +311,7 @@ ALPHA: dict[str, tuple[Any, tuple[int, int, int]]] = {
 @pytest.mark.case("1.4")
 @pytest.mark.parametrize("background", [(255, 255, 255), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("kind", ALPHA)
-def test_behind_transparent_pixels_is_the_background(kind: str, background: tuple[int, int, int]) -> None:
+def test_after_transparent_pixels_is_the_background(kind: str, background: tuple[int, int, int]) -> None:
     value, shown = ALPHA[kind]
     assert pixels(value, background=background).tolist() == [[list(background), list(shown)]]
     if isinstance(value, bytes):
@@ -320,7 +320,7 @@ def test_behind_transparent_pixels_is_the_background(kind: str, background: tupl
         ]
 
 
-def test_the_background_is_white_unless_told() -> None:
+def test_the_background_is_white_unless_reported() -> None:
     assert pixels(ALPHA["RGBA"][0])[0, 0].tolist() == [255, 255, 255]
 
 

@@ -418,8 +418,8 @@ WRONG: dict[str, Any] = {
     "more times": Sampling(places(0), times(0, 1), 1.0),
     "times in a list": Sampling(places(0, 1), [0.0, 1.0], 1.0),  # type: ignore[arg-type]
     "whole times": Sampling(places(0, 1), places(0, 1), 1.0),
-    "times that are none": Sampling(places(0, 1), times(0, float("nan")), 1.0),
-    "a rate that is none": Sampling(places(0, 1), times(0, 1), float("nan")),
+    "invalid times": Sampling(places(0, 1), times(0, float("nan")), 1.0),
+    "an invalid rate": Sampling(places(0, 1), times(0, 1), float("nan")),
     "an endless rate": Sampling(places(0, 1), times(0, 1), float("inf")),
     "no rate": Sampling(places(0, 1), times(0, 1), 0.0),
     "a word for a rate": Sampling(places(0, 1), times(0, 1), "2"),  # type: ignore[arg-type]

@@ -242,7 +242,7 @@ def test_times_are_those_of_arithmetic(name: str, rate: Any) -> None:
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
-def test_a_variable_rate_is_told_frame_by_frame(container: str) -> None:
+def test_a_variable_rate_is_reported_frame_by_frame(container: str) -> None:
     shown = [0, 40, 50, 500, 501, 2000, 2040, 5000, 5001, 9000]
     data = encode(10, container, pts=shown, time_base=Fraction(1, 1000))
     size = probe(data, modality="video", settings=SETTINGS)
@@ -253,7 +253,7 @@ def test_a_variable_rate_is_told_frame_by_frame(container: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(frames_of(opened(data), range(10)), expected, strict=True))
 
 
-def test_a_video_that_begins_late_is_told_from_its_first_frame() -> None:
+def test_a_video_that_begins_late_is_reported_from_its_first_frame() -> None:
     size = probe(encode(5, pts=[700, 800, 900, 1000, 1100], time_base=Fraction(1, 1000)), modality="video")
     assert np.allclose(size.timestamps, [0, 0.1, 0.2, 0.3, 0.4], atol=1e-6)
 
@@ -486,7 +486,7 @@ def test_a_long_video_of_which_few_frames_are_sampled_is_hardly_decoded(counted:
     assert len(counted) <= 8 * 48 + 8 < 2880 // 6
 
 
-def test_neighbours_are_reached_by_decoding_on(counted: list[int]) -> None:
+def test_neighbors_are_reached_by_decoding_on(counted: list[int]) -> None:
     source = opened(footage("mp4"))
     frames_of(source, [0, 1, 2, 3])
     assert len(counted) == 4
@@ -553,7 +553,7 @@ def test_a_container_that_says_small_is_found_out_before_memory_is_taken(counted
     with pytest.raises(MediaError) as caught:
         frames_of(source, [0])
     assert caught.value.path == "videos[0]"
-    assert counted == []  # the decoder itself was told the limit
+    assert counted == []  # the decoder itself was reported the limit
     # Within the limit it is decoded, and does not fit.
     with pytest.raises(MediaError, match="48 x 64 pixels"):
         frames_of(opened(data), [0])
@@ -633,7 +633,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_head_that_costs_too_much_is_refused(name: str, fresh: Callable[..., Any], tmp_path: Any) -> None:
     """In a process of its own, so that its memory can be seen; time is that of the processor, with wide margins."""
-    file = tmp_path / "clip"
+    file = tmp_path / "video"
     file.write_bytes(HOSTILE[name]())
     code = f"""
 import json, time
@@ -718,10 +718,10 @@ from mm_plugin.media import open_audio, open_video, whole, SampledVideo
 from mm_plugin.settings import Settings
 media = {{file.name: file.read_bytes() for file in Path({str(folder)!r}).iterdir()}}
 warm = Path({str(secret)!r}).read_bytes()
-def use(data, door):
+def use(data, opener):
     try:
-        source = door(data, path="x", settings=Settings())
-        if door is open_audio:
+        source = opener(data, path="x", settings=Settings())
+        if opener is open_audio:
             return source.probe(16000).num_samples
         size = source.probe()
         all_of = whole(size)
@@ -784,7 +784,7 @@ def png(pixels: np.ndarray) -> bytes:
         tuple(png(one) for one in STACK),
         STACK[:, ::-1, ::-1][:, ::-1, ::-1],
     ],
-    ids=["array", "tensor", "arrays", "tensors", "pictures", "files", "view"],
+    ids=["array", "tensor", "arrays", "tensors", "images", "files", "view"],
 )
 def test_frames_are_given_in_any_form(frames: Any) -> None:
     source = opened(VideoFrames(frames, fps=4))
@@ -816,7 +816,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too few times": ({"timestamps": [0, 1, 2]}, "metadata"),
     "no times": ({"timestamps": []}, "metadata"),
     "nested times": ({"timestamps": [[0, 1, 2, 3, 4, 5]]}, "metadata"),
-    "times that are none": ({"timestamps": [0, 1, float("nan"), 3, 4, 5]}, "metadata"),
+    "invalid times": ({"timestamps": [0, 1, float("nan"), 3, 4, 5]}, "metadata"),
     "endless times": ({"timestamps": [0, 1, 2, 3, 4, float("inf")]}, "metadata"),
     "only endless times": ({"timestamps": [float("-inf")] * 6}, "metadata"),
     "huge times": ({"timestamps": [-1.7e308, 0, 1, 2, 3, 1.7e308]}, "metadata"),
@@ -825,19 +825,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "words": ({"timestamps": list("abcdef")}, "metadata"),
     "no rate": ({"fps": 0}, "metadata"),
     "a rate below nothing": ({"fps": -1}, "metadata"),
-    "a rate that is none": ({"fps": float("nan")}, "metadata"),
+    "an invalid rate": ({"fps": float("nan")}, "metadata"),
     "an endless rate": ({"fps": float("inf")}, "metadata"),
     "a word for a rate": ({"fps": "fast"}, "metadata"),
     "a huge rate": ({"fps": 10**400}, "metadata"),
     "no frames": ({"frames": [], "fps": 1}, "empty"),
     "an array without frames": ({"frames": STACK[:0], "fps": 1}, "array"),
     "no frames at all": ({"frames": None, "fps": 1}, "type"),
-    "one picture": ({"frames": STACK[0], "fps": 1}, "array"),
+    "one image": ({"frames": STACK[0], "fps": 1}, "array"),
     "floats": ({"frames": STACK.astype(np.float32), "fps": 1}, "array"),
     "channels first in numpy": ({"frames": STACK.transpose(0, 3, 1, 2), "fps": 1}, "array"),
     "channels last in torch": ({"frames": torch.from_numpy(STACK), "fps": 1}, "array"),
     "two sizes": ({"frames": [STACK[0], STACK[1][:10]], "fps": 1}, "size"),
-    "a frame that is none": ({"frames": [STACK[0], 5], "fps": 1}, "type"),
+    "an invalid frame": ({"frames": [STACK[0], 5], "fps": 1}, "type"),
     "a broken frame": ({"frames": [png(STACK[0]), b"GIF89a"], "fps": 1}, "broken"),
 }
 
@@ -851,7 +851,7 @@ def test_wrong_frames_and_times_are_refused(name: str) -> None:
     assert caught.value.reason in (reason, "format" if reason == "broken" else reason)
 
 
-def test_bare_frames_are_told_what_is_missing() -> None:
+def test_bare_frames_are_reported_what_is_missing() -> None:
     for value in (STACK, list(STACK), torch.from_numpy(STACK).permute(0, 3, 1, 2)):
         with pytest.raises(MediaError, match="frames with their times") as caught:
             opened(value)

@@ -125,13 +125,13 @@ def test_dropping_equals_a_request_without_the_dropped(
     assert output.dropped == dropped
     assert len(output.input_ids) <= limit
     assert {"images[0]", "images[1]", "images[2]"} - set(decodes) == set(dropped)
-    told = [event.path for event in events if isinstance(event, ItemDropped)]
-    assert told == list(dropped)
+    reported = [event.path for event in events if isinstance(event, ItemDropped)]
+    assert reported == list(dropped)
     assert_same(output, open_two().process(rest, media))
     assert processor.cache_stats.pinned == 0
 
 
-def test_spans_positions_and_marks_of_what_remains_by_hand(open_two: Open) -> None:
+def test_spans_positions_and_token_types_of_what_remains_by_hand(open_two: Open) -> None:
     output = open_two().process(PROMPT, [A, B, C], max_prompt_tokens=17, on_overflow="drop_oldest")
     rows = [IMAGE] * 4, [IMAGE] * 5
     assert output.input_ids.tolist() == [WORD, OTHER, START, *rows[0], END, THIRD, START, *rows[1], END, WORD]
@@ -214,7 +214,7 @@ def test_adjacent_media_of_several_kinds_are_dropped_in_prompt_order(open_two: O
 @pytest.mark.case("2.4")
 @pytest.mark.case("3.9")
 @pytest.mark.parametrize("warm", [False, True])
-def test_survivors_that_grow_are_laid_out_anew(open_two: Open, decodes: list[str], warm: bool) -> None:
+def test_survivors_that_grow_are_laid_out_again(open_two: Open, decodes: list[str], warm: bool) -> None:
     # Four images, one row a line: 3 + 4 + 5 + 2 = 14. Two images, two rows a line: 2 x (5 + 2) = 14. One: 2 x 2 = 4.
     processor = open_two(Processor)
     if warm:

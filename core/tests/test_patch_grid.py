@@ -159,7 +159,7 @@ def test_all_items_take_one_pass_and_embeddings_come_back_by_item() -> None:
 # ------------------------------------------------------------------ a model in a few lines
 
 PLUGIN = Path(__file__).parent / "data" / "patch_grid_plugin.py"
-MARKS = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+SIZES = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
 SETTINGS = {
     "patch_size": 16,
     "merge_size": 2,
@@ -186,7 +186,7 @@ def open_next(site: Any, open_registry: Callable[..., Any], tmp_path: Path) -> C
     folder = tmp_path / "checkpoint"
     word_tokenizer(["<|image_pad|>"]).save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps({"architectures": ["NextVL"], "vocab_size": 8}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | {"size": MARKS}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | {"size": SIZES}))
     return lambda **options: open_registry().load_processor(folder, **options)
 
 
@@ -207,7 +207,7 @@ def test_a_model_of_other_numbers_has_the_patches_of_transformers(
     open_next: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     image = np.random.default_rng(size).integers(0, 256, (*size, 3), dtype=np.uint8)
-    reference = Qwen2VLImageProcessorPil(**SETTINGS, size=MARKS)(images=Image.fromarray(image), return_tensors="np")
+    reference = Qwen2VLImageProcessorPil(**SETTINGS, size=SIZES)(images=Image.fromarray(image), return_tensors="np")
     output = open_next(resize="pillow", feature_format="float32").process("<|image_pad|>", [image])
     (item,) = output.mm_items
     assert item.image_grid_thw.tolist() == reference["image_grid_thw"].tolist()

@@ -1,4 +1,4 @@
-"""The pipeline around an author's four methods: who is blamed, what is checked before decoding, what is keyed and cached."""
+"""The pipeline around an author's four methods: who is attributed, what is checked before decoding, what is keyed and cached."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_count_is_what_processing_yields(height: int, width: int, others: int)
         assert len(output.input_ids) == tokens * (1 + others)
 
 
-# ------------------------------------------------------------------ blame
+# ------------------------------------------------------------------ owner
 
 
 METHODS = ["context", "layout", "prepare", "replacement"]

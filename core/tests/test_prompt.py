@@ -51,7 +51,7 @@ SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 def byte_level(
     *, template: str = TEMPLATE, special: bool = True, normalizer: Any = None, rstrip: bool = False, bos: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE whose merges cross from template to text. `special=False`: added tokens that no flag marks."""
+    """Byte-level BPE whose merges cross from template to text. `special=False`: added tokens that no flag token_types."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(alphabet)}
     merges = []

@@ -133,7 +133,7 @@ def test_an_option_that_enters_every_key_is_caught(runtime: Runtime, monkeypatch
         sweep_options(opener(Right, runtime), MEDIA)
 
 
-def test_an_option_of_which_no_value_is_accepted_is_told(runtime: Runtime) -> None:
+def test_an_option_of_which_no_value_is_accepted_is_reported(runtime: Runtime) -> None:
     with pytest.raises(AssertionError, match="no other value of size was accepted"):
         sweep_options(opener(Right, runtime), MEDIA, values={"size": ["wide"]})
 

@@ -36,11 +36,11 @@ def test_every_recorded_size(compact: ModelProcessor, golden: Callable[[str], An
     for case in cases:
         height, width = case["height"], case["width"]
         for images, expected in ((1, case["cropping_on"]), (2, case["cropping_on"]), (3, case["cropping_off"])):
-            told = f"{case['id']}, {images} images"
-            assert crop(compact, height, width, images) == expected["images_spatial_crop"], told
+            reported = f"{case['id']}, {images} images"
+            assert crop(compact, height, width, images) == expected["images_spatial_crop"], reported
             rows = expected["num_image_tokens"]
             found = compact.count("image", (height, width), counts={Modality.IMAGE: images})
-            assert found == (rows, rows), told
+            assert found == (rows, rows), reported
         columns, rows = case["tiles_w_h"]
         assert [columns * 384, rows * 384] == case["best_resolution"]
 

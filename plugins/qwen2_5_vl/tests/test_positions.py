@@ -217,7 +217,7 @@ def test_a_scheduler_gets_the_positions_that_the_processor_gave(
 
 
 @pytest.mark.case("4.4")
-def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
+def test_a_request_leaves_no_delta_after(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
     before = compact.process("a b c")
     video = compact.process(f"a {FOOTAGE}", videos=[VideoFrames(moving(4), fps=1)])
     after = compact.process("a b c")
@@ -228,7 +228,7 @@ def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Calla
 
 @pytest.mark.case("4.6")
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
-def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_video_at_the_end(seconds: float) -> None:
+def test_generation_goes_on_from_the_largest_of_all_axes_also_after_a_video_at_the_end(seconds: float) -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (3, 4, 6))], [seconds])
     found, delta = positions(items, seq=seq, config=config(), options={})
     longer = extend_positions(found, delta, seq + 4)

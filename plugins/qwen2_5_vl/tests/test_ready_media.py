@@ -144,7 +144,7 @@ def test_a_video_is_no_image_and_an_image_no_video(compact: ModelProcessor) -> N
     ):
         with pytest.raises(MediaError):
             compact.process(prompt, **given)
-    # Levels of two frames are none of an image's.
+    # Levels of two frames are not those of an image.
     with pytest.raises(MediaError, match=r"\[8, 3, 392\]"):
         compact.process(IMAGE, [ProcessorOutput(image | {"pixel_values": np.zeros((8, 3, 392), np.uint8)})])
 

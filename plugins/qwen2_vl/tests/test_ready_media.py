@@ -213,7 +213,7 @@ def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> No
         PrecomputedEmbeddings(np.full((2, 64), level, np.float32), fields, identity=b"f" * 32) for level in (0, 1)
     )
     with pytest.raises(MediaError):
-        processor.process(SLOT * 2, [first, b"no picture"])
+        processor.process(SLOT * 2, [first, b"no image"])
     assert len(processor.process(SLOT, [second]).mm_items) == 1
     with pytest.raises(RequestError, match="give each content and preparation a name of its own"):
         processor.process(SLOT, [first])

@@ -50,14 +50,14 @@ class MemoryStore(Store):
         """See `Store.put`."""
         with self._lock:
             self._drop(key)
-            if num_bytes > self.capacity_bytes or not self._make_room(num_bytes):
+            if num_bytes > self.capacity_bytes or not self._make_space(num_bytes):
                 self._stats.rejected += 1
                 return False
             self._entries[key] = (value, num_bytes)
             self._stats.bytes += num_bytes
             return True
 
-    def _make_room(self, num_bytes: int) -> bool:
+    def _make_space(self, num_bytes: int) -> bool:
         """Evict the oldest entries that are not pinned; none where even that would not be enough."""
         free = self.capacity_bytes - self._stats.bytes
         if free >= num_bytes:

@@ -82,7 +82,7 @@ def _varlen_kernel(device: torch.device) -> Callable[..., Any] | None:
 
 
 class Rotary2D:
-    """Rotary position embedding over a grid: one half of the angles follows the row, the other the column. Final.
+    """Position embedding by rotation over a grid: one half of the angles follows the row, the other the column. Final.
 
     Args:
         positions: row and column of each token.

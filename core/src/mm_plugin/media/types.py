@@ -67,6 +67,12 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
         indices: [n] int64, never descending; n is at least 1.
         timestamps: [n] float64, when each is displayed, seconds from the video's first frame.
         fps: chosen frames per second.
+
+    Example:
+        >>> size = VideoSize(height=48, width=64, frames=10, fps=5.0)
+        >>> sampling = Sampling.of(size, np.array([0, 5]))
+        >>> sampling.timestamps.tolist(), sampling.fps
+        ([0.0, 1.0], 1.0)
     """
 
     indices: np.ndarray
@@ -101,7 +107,13 @@ def is_sampling(value: Any, frames: int) -> bool:
 
 
 class SampledVideo(msgspec.Struct, frozen=True, eq=False):
-    """The size of a video after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
+    """The size of a video after its frames were sampled; attributes as in `VideoSize` and `Sampling`.
+
+    Example:
+        >>> size = VideoSize(height=48, width=64, frames=10, fps=5.0)
+        >>> SampledVideo.of(size, Sampling.of(size, np.array([0, 5]))).frames
+        2
+    """
 
     height: int
     width: int
@@ -162,6 +174,11 @@ class DecodedImage(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: height and width after orientation, pixels.
         pixels: [height, width, 3] uint8 RGB, contiguous.
+
+    Example:
+        >>> image = DecodedImage(Size(2, 3), np.zeros((2, 3, 3), np.uint8))
+        >>> image.modality.name, image.pixels.shape
+        ('IMAGE', (2, 3, 3))
     """
 
     modality: ClassVar[Modality] = Modality.IMAGE
@@ -175,6 +192,13 @@ class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: the frames that were chosen.
         frames: those frames, decoded while they are iterated.
+
+    Example:
+        >>> size = VideoSize(height=2, width=3, frames=4, fps=2.0)
+        >>> sampled = SampledVideo.of(size, Sampling.of(size, np.array([0, 2])))
+        >>> video = DecodedVideo(sampled, [np.zeros((2, 3, 3), np.uint8)] * 2)
+        >>> video.modality.name, len(video.frames)
+        ('VIDEO', 2)
     """
 
     modality: ClassVar[Modality] = Modality.VIDEO
@@ -188,6 +212,11 @@ class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: samples and their rate.
         samples: [num_samples] float32, mono, full scale is -1..1.
+
+    Example:
+        >>> audio = DecodedAudio(AudioSize(8, 16_000), np.zeros(8, np.float32))
+        >>> audio.modality.name, audio.size.sampling_rate
+        ('AUDIO', 16000)
     """
 
     modality: ClassVar[Modality] = Modality.AUDIO

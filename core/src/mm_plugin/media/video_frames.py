@@ -88,7 +88,7 @@ def _after_seeking(file: VideoFile, index: VideoIndex, wanted: Sequence[int]) ->
                 entered = start is None
                 for frame in container.decode(stream):
                     if not entered and frame.pts is not None and start is not None and frame.pts >= start:
-                        # A frame that is not whole by itself, whatever the container calls it, is no place to start.
+                        # A frame that is not whole by itself, whatever the container calls it, is not a place to start.
                         entered = frame.pts == start and frame.key_frame and frame.pict_type == PictureType.I
                         if not entered:
                             return

@@ -41,7 +41,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
-                raise UsageError(f"{name}={getattr(self, name)!r} is none of {known}", argument=name)
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)
         if self.mm_hash_scope == "raw" and self.salt is not None:
             raise UsageError(
                 "mm_hash_scope='raw' takes a caller's hash as it is, so a salt could not keep tenants apart",
@@ -65,12 +65,12 @@ def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> 
     if not parts:
         return list(given)
     rest = iter(given)
-    marks = sum(part is None for part in parts)
-    if marks != len(given):
+    unfilled = sum(part is None for part in parts)
+    if unfilled != len(given):
         raise PlaceholderError(
-            f"the messages leave {marks} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
+            f"the messages leave {unfilled} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
             path=modality.argument,
-            expected=marks,
+            expected=unfilled,
             found=len(given),
         )
     return [next(rest) if part is None else part for part in parts]

@@ -1,4 +1,4 @@
-"""Calls the author's methods, checks what they return, and says whose fault an error is: the only module with blame."""
+"""Calls the author's methods, checks what they return, and says whose fault an error is, as no other module does."""
 
 from __future__ import annotations
 

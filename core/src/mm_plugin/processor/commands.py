@@ -27,6 +27,6 @@ class Each(msgspec.Struct, frozen=True, eq=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, eq=False):
-    """Replace URLs by the bytes behind them where that can be done without a thread; the flow goes on with the items."""
+    """Replace URLs by the bytes that they lead to where that can be done without a thread; the flow goes on with the items."""
 
     items: Sequence[ReadItem]

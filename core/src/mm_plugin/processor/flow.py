@@ -139,7 +139,7 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:
 
 
 async def _fetched(items: Sequence[ReadItem], settings: Settings) -> list[ReadItem]:
-    """URLs replaced by the bytes behind them, all fetched at the same time."""
+    """URLs replaced by the bytes that they lead to, all fetched at the same time."""
     from mm_plugin.media.http import fetch_async
 
     async def one(item: ReadItem) -> ReadItem:

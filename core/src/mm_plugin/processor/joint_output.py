@@ -36,6 +36,15 @@ class JointOutput(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         ids: [N] int64, the expanded prompt.
         items: one for each modality that the request has media of.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import Modality
+        >>> ids = np.array([5, 9, 9, 6])
+        >>> images = JointItem(Modality.IMAGE, ids == 9, np.zeros((2, 3), np.float32), {})
+        >>> output = JointOutput(ids, [images])
+        >>> int(output.items[0].is_embed.sum())
+        2
     """
 
     ids: np.ndarray

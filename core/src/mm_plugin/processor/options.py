@@ -29,6 +29,12 @@ class OptionScope(msgspec.Struct, frozen=True):
         modalities: names of the modalities whose outputs it changes; none means all.
         at: the latest moment at which it may be given: `call`, `load` for a switch that is fixed when the model is opened,
             or `checkpoint` for a number that only the checkpoint's own files may set.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> scope = OptionScope.load("image")
+        >>> scope.at, scope.is_about(Modality.IMAGE), scope.is_about(Modality.VIDEO)
+        ('load', True, False)
     """
 
     modalities: tuple[str, ...] = ()
@@ -62,6 +68,13 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         background: RGB levels behind transparent pixels, of images and of frames.
+
+    Example:
+        >>> from typing import Annotated
+        >>> class Options(BaseOptions, frozen=True, kw_only=True):
+        ...     max_pixels: Annotated[int, OptionScope.request("image")] = 1_003_520
+        >>> Options(max_pixels=4096).background
+        (255, 255, 255)
     """
 
     background: typing.Annotated[tuple[Level, Level, Level], OptionScope(("image", "video"))] = WHITE

@@ -76,6 +76,51 @@ class Processor:
         settings: limits and switches.
         special_tokens: ids of placeholders and pairs.
         options: the options that are in force where a request gives none.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> import numpy as np
+        >>> from types import SimpleNamespace
+        >>> from mm_plugin import BaseOptions, Modality, ModelProcessor, ModelSpec, Replacement
+        >>> from mm_plugin.runtime import Runtime
+        >>> from mm_plugin.settings import Settings
+        >>> from mm_plugin.testing import byte_level_tokenizer
+        >>> class Rows(ModelProcessor):
+        ...     Options = BaseOptions
+        ...
+        ...     def context(self, counts):
+        ...         return None
+        ...
+        ...     def layout(self, modality, size, options, context):
+        ...         return {"rows": size.height}
+        ...
+        ...     def prepare(self, decoded, layout, options):
+        ...         return decoded.pixels.mean(axis=1)
+        ...
+        ...     def replacement(self, layout):
+        ...         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
+        >>> spec = ModelSpec(
+        ...     name="rows",
+        ...     output_version=1,
+        ...     modalities=(Modality.IMAGE,),
+        ...     placeholders={Modality.IMAGE: "<image>"},
+        ...     fields={Modality.IMAGE: ("rows",)},
+        ...     padding="runs",
+        ...     processor="rows:Rows",
+        ...     encoder="rows:Encoder",
+        ... )
+        >>> checkpoint = SimpleNamespace(
+        ...     folder=pathlib.Path(tempfile.gettempdir()),
+        ...     config={},
+        ...     preprocessor=lambda modality: {},
+        ...     tokenizer=byte_level_tokenizer(["<image>"]),
+        ... )
+        >>> owner = {"plugin": "rows", "distribution": "rows", "version": "1"}
+        >>> with Runtime(Settings()) as runtime:
+        ...     processor = Processor(Rows, spec, checkpoint, runtime, {}, owner=owner)
+        ...     output = processor.process("look: <image>", [np.zeros((3, 8, 3), np.uint8)])
+        >>> output.mm_items[0].num_tokens, output.mm_items[0].feature.shape
+        (3, (3, 3))
     """
 
     def __init__(
@@ -124,7 +169,7 @@ class Processor:
             audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
                 aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
-                this one". A wrong count ignores all of them, a malformed one itself; each is told as an event.
+                this one". A wrong count ignores all of them, a malformed one itself; each is emitted as an event.
             mm_hash_scope: `fingerprinted` makes an identity of the hash and of all that could change what becomes of the
                 media input; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for other media is an error as
                 long as it is remembered.

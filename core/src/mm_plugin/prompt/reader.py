@@ -25,7 +25,7 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         ids: [n] int64.
         slots: the places of media inputs in prompt order, each with its modality; half-open intervals of `ids`.
-        media: media inputs found inside chat messages, by modality; None for a part that only marks a place.
+        media: media inputs found inside chat messages, by modality; None for a part that only holds a place.
     """
 
     ids: np.ndarray

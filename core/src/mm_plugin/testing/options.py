@@ -28,6 +28,12 @@ class OptionTrial(msgspec.Struct, frozen=True):
         modality: of the media input.
         changed: whether fields, replacement or feature became others.
         new_key: whether the source key became another.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> trial = OptionTrial("max_pixels", 4096, Modality.IMAGE, changed=True, new_key=True)
+        >>> trial.new_key or not trial.changed  # what changes the output must change the source key
+        True
     """
 
     option: str
@@ -81,14 +87,14 @@ def sweep_options(
                 changed, new_key = old_content != content, old_key != key
                 about = not scope.modalities or modality.name.lower() in scope.modalities
                 trials.append(OptionTrial(option, value, modality, changed, new_key))
-                told = f"{option}={value!r} on {modality.argument}"
+                reported = f"{option}={value!r} on {modality.argument}"
                 assert about or not changed, (
-                    f"{told} changes the output, and its OptionScope says that it is not about them"
+                    f"{reported} changes the output, and its OptionScope says that it is not about them"
                 )
                 assert about or not new_key, (
-                    f"{told} changes the source key, and its OptionScope says that it is not about them"
+                    f"{reported} changes the source key, and its OptionScope says that it is not about them"
                 )
-                assert new_key or not changed, f"{told} changes the output and not the source key"
+                assert new_key or not changed, f"{reported} changes the output and not the source key"
         assert tried, f"no other value of {option} was accepted; pass some in `values`"
     return trials
 

@@ -58,7 +58,7 @@ def contained_size(height: int, width: int, *, box_height: int, box_width: int) 
 def letterbox(
     pixels: np.ndarray, sizes: Sequence[tuple[int, int]], *, color: tuple[int, int, int], rule: ResizeRule
 ) -> list[np.ndarray]:
-    """An image resized into each of several boxes, centred, the rest of a box in one color.
+    """An image resized into each of several boxes, centered, the rest of a box in one color.
 
     Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. An image so thin that nothing of it
     is left in a box leaves that box empty, as it does there.

@@ -89,7 +89,7 @@ class _NoLanguageModel(nn.Module):
 class _EmptyOnMeta(TorchFunctionMode):
     """Allocates tensors that are filled later without memory; tensors that are computed are computed.
 
-    Weights come from the checkpoint. Rotary frequencies and position ids are not stored in any checkpoint; constructors compute
+    Weights come from the checkpoint. Position frequencies and position ids are not stored in any checkpoint; constructors compute
     them. Some language models allocate their experts as zeros: a tensor that large is a weight, and one that is not would be
     reported as missing.
     """

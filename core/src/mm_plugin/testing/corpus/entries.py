@@ -124,7 +124,7 @@ def forms(entry: CorpusEntry, folder: Path | str) -> Iterator[tuple[str, Any]]:
     yield "data URL, percent", f"data:,{urllib.parse.quote_from_bytes(data)}"
     if len(digits) >= 40:  # shorter text counts as a path
         yield "base64", digits
-    file = Path(folder).resolve() / "specimen"
+    file = Path(folder).resolve() / "entry"
     file.write_bytes(data)
     yield "path", str(file)
     yield "Path", file
