@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mm_plugin.embed import EncoderCalls
-from mm_plugin.encoder import StagingBuffer
+import mm_plugin
+from mm_plugin.embed import EncoderCalls, embed_mm_inputs
+from mm_plugin.encoder import Encoder, EncodesImages, StagingBuffer
 from mm_plugin.encoder.staging import DEFAULT_BYTES
-from mm_plugin.inputs import Encoded
+from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
 
 COPY = torch.ops.aten.copy_.default
@@ -271,3 +274,94 @@ def test_a_feature_that_is_no_array_fails_its_item_alone() -> None:
     calls = EncoderCalls(encode, hidden=3, dtype=torch.float32, device=torch.device("cpu"), staging=staging)
     results = calls.encode(Modality.IMAGE, items)
     assert [isinstance(result, Encoded) for result in results] == [True, False, True]
+
+
+# ------------------------------------------------------------------ whose buffer it is
+
+
+class Noting(Encoder, EncodesImages):
+    """Notes the features that it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    @classmethod
+    def load(cls, checkpoint: Any, device: Any, dtype: Any) -> Noting:
+        return cls()
+
+    def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
+        self.seen += [one.feature for one in items]
+        return [torch.zeros(one.num_tokens, 3) for one in items]
+
+
+def one_item() -> MultimodalDataItem:
+    item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature=np.arange(6, dtype=np.float32))
+    item.set_identity(b"i" * 32)
+    return item
+
+
+def one_step(encoder: Any, **options: Any) -> None:
+    ids = np.zeros(2, np.int64)
+    inputs = MultimodalInputs(mm_items=[one_item()], input_ids=ids, padded_input_ids=ids, token_modalities=ids)
+    batch = ForwardBatch([RequestMedia(inputs)], [0], [2])
+    out = embed_mm_inputs(torch.zeros(2, dtype=torch.int64), batch, torch.nn.Embedding(4, 3), encoder, **options)
+    assert out.failed == ()
+
+
+def test_an_encoder_that_is_bound_to_a_gpu_has_one_buffer_of_its_own_and_pins_nothing_before_it_is_used() -> None:
+    first, second = Noting(), Noting()
+    for encoder in (first, second):
+        encoder.bind(version="1", device="cuda:0", owner={})
+    assert isinstance(first.staging, StagingBuffer)
+    assert first.staging.device == torch.device("cuda:0")
+    assert first.staging is first.staging
+    assert first.staging is not second.staging
+    assert first.staging._halves == []
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), "meta"], ids=str)
+def test_an_encoder_elsewhere_has_none(device: Any) -> None:
+    encoder = Noting()
+    assert encoder.staging is None
+    encoder.bind(version="1", device=device, owner={})
+    assert encoder.staging is None
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["given to the step", "the encoder's"])
+def test_features_go_through_the_buffer_that_is_given_or_the_encoder_s(
+    bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[torch.Tensor] = []
+
+    class Watched(StagingBuffer):
+        def send(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            sent.extend(tensors)
+            return [tensor + 1 for tensor in tensors]
+
+    encoder = Noting()
+    if bound:
+        monkeypatch.setattr(Noting, "staging", Watched("cpu"))
+        one_step(encoder)
+    else:
+        one_step({Modality.IMAGE: encoder.get_image_feature}, staging=Watched("cpu"))
+    assert [tensor.tolist() for tensor in sent] == [[0, 1, 2, 3, 4, 5]]
+    assert [tensor.tolist() for tensor in encoder.seen] == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_without_a_buffer_features_are_moved_to_where_the_encoder_reads_them() -> None:
+    encoder = Noting()
+    one_step(encoder)
+    assert isinstance(encoder.seen[0], np.ndarray)  # on the CPU nothing is moved
+    encoder.device = torch.device("meta")
+    one_step(encoder)
+    assert encoder.seen[1].device.type == "meta"
+
+
+def test_no_module_keeps_a_buffer_or_a_lock() -> None:
+    """What a worker keeps is in its objects: two workers of one process share none of it."""
+    for name in ("embed", "encoder", "scheduler", "inputs"):
+        for file in (Path(mm_plugin.__file__).parent / name).glob("*.py"):
+            module = importlib.import_module(f"mm_plugin.{name}.{file.stem}")
+            for key, value in vars(module).items():
+                assert not isinstance(value, (StagingBuffer, torch.Tensor, type(threading.Lock()))), (module, key)
+                assert not (isinstance(value, (dict, list, set)) and not key.startswith("__")), (module, key)

@@ -107,17 +107,23 @@ class EncoderCalls:
         try:
             encoded = self._call(modality, items)
         except torch.OutOfMemoryError as error:
-            outcome, failure = OUT_OF_MEMORY, self.failure("out of device memory", error)
+            outcome, failure = OUT_OF_MEMORY, self.failure("the encoder failed: out of device memory", error)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            outcome, failure = FAILED, self.failure(f"{type(error).__name__}: {error}", error)
+            outcome, failure = FAILED, self.failure(f"the encoder failed: {type(error).__name__}: {error}", error)
         try:
             outcome = self.agree(outcome)
         except Exception as error:
-            return [self.failure(f"the ranks could not agree: {type(error).__name__}", error)] * len(items)
+            return [
+                self.failure(f"the encoder failed: the ranks could not agree: {type(error).__name__}", error)
+            ] * len(items)
         if outcome == OK:
             return list(encoded)
         if len(items) == 1:
-            return [failure if failure is not None else self.failure("another rank could not encode the item", None)]
+            return [
+                failure
+                if failure is not None
+                else self.failure("the encoder failed: another rank could not encode the item", None)
+            ]
         del failure, encoded  # what they keep alive may be the memory that was missing
         step = len(items) // 2 if outcome == OUT_OF_MEMORY else 1
         results: list[Encoded | MMPluginError] = []
@@ -163,7 +169,7 @@ class EncoderCalls:
         """An error that says whose fault it was, without the frames, which would keep the encoder's tensors alive as long as it.
 
         Args:
-            what: what happened.
+            what: what happened, the message.
             error: what was raised; an error of ours says already whose fault it was, and is returned itself.
         """
         if error is not None:
@@ -172,7 +178,7 @@ class EncoderCalls:
             error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, MMPluginError) and isinstance(getattr(error, "message", None), str):
             return error
-        failure = EncoderError(f"the encoder failed: {what}", **self.owner)
+        failure = EncoderError(what, **self.owner)
         failure.__cause__ = error
         return failure
 

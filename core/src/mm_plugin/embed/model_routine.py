@@ -83,13 +83,20 @@ class ModelRoutine:
         try:
             result = self._call(places, self._embed(self._input_ids) if text_embeds is None else text_embeds)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            outcome, failure = FAILED, self._calls.failure(f"embed: {type(error).__name__}: {error}", error)
+            outcome, failure = (
+                FAILED,
+                self._calls.failure(f"the embed routine failed: {type(error).__name__}: {error}", error),
+            )
         try:
             outcome = self._calls.agree(outcome)
         except Exception as error:
-            return self._calls.failure(f"embed: the ranks could not agree: {type(error).__name__}", error)
+            return self._calls.failure(
+                f"the embed routine failed: the ranks could not agree: {type(error).__name__}", error
+            )
         if outcome != OK or result is None:
-            return failure or self._calls.failure("embed: another rank could not embed the step", None)
+            return failure or self._calls.failure(
+                "the embed routine failed: another rank could not embed the step", None
+            )
         return result
 
     def _call(self, places: Collection[Place], text_embeds: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -98,8 +105,10 @@ class ModelRoutine:
         # Copies, since the routine may write to what it gets, and these are in caches.
         embeddings = [_copied(self._found[piece.place].rows(piece.rows_start, piece.rows_end)) for piece in plan.pieces]
         result = self._routine(text_embeds, plan, embeddings, self._input_ids.clone())
-        if not isinstance(result, tuple) or len(result) != 2:
+        if not isinstance(result, tuple):
             raise self._refused("(input_embeds, extra)", type(result).__name__)
+        if len(result) != 2:
+            raise self._refused("(input_embeds, extra)", f"a tuple of {len(result)}")
         embeds, extra = result
         wanted = f"input_embeds {list(shape)} {dtype} on {device}"
         if not isinstance(embeds, torch.Tensor):
@@ -109,7 +118,7 @@ class ModelRoutine:
         return embeds.detach(), extra
 
     def _refused(self, expected: str, found: str) -> EncoderError:
-        return EncoderError(f"embed: expected {expected} from the model's routine, got {found}", **self._calls.owner)
+        return EncoderError(f"the embed routine: expected {expected}, got {found}", **self._calls.owner)
 
 
 def _copied(encoded: Encoded) -> Encoded:
