@@ -112,7 +112,8 @@ PHRASES = {
 # True uses, taken out of a text before it is searched.
 ALLOWED = (
     r"\.clip_?\(|\bmode=\"clip\"",  # numpy's and torch's
-    r"\bclip(?:_vision\w*|-vit|_tower|_config)\b|(?<=\W)_clip\(|\bdef _clip\b|openai/clip\S*|models\.clip\b|_pil_clip\b",  # the model's name in checkpoints and modules
+    r"\bclip(?:_vision\w*|-vit|_tower|_config)\b|(?<=\W)_clip\(|\bdef _clip\b",  # the model's name in checkpoints
+    r"openai/clip\S*|models\.clip\b|_pil_clip\b",  # and in modules
     r"\"medium\"",  # a preset of x264
     r"\"marks\"",  # an aspect that snapshot.json records
     r"\bPictureType\b",  # PyAV's
