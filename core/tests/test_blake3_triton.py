@@ -139,7 +139,7 @@ print(json.dumps({"interpreted": kernels.is_interpreted(), "cubin": len(cubin), 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("words"), *(pytest.param(name, token_types=pytest.mark.slow) for name in ("bytes", "merge"))]
+    "name", [pytest.param("words"), *(pytest.param(name, marks=pytest.mark.slow) for name in ("bytes", "merge"))]
 )
 def test_a_kernel_compiles_ahead_of_time_for_sm_90(name: str, tmp_path: Path) -> None:
     said = run(COMPILED.replace("NAME", name), TRITON_DEFAULT_FP_FUSION="1", TRITON_CACHE_DIR=str(tmp_path))

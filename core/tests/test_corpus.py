@@ -54,9 +54,7 @@ CASES = {
 
 def kinds(names: list[str], marked: bool = False) -> list[Any]:
     return [
-        pytest.param(
-            name, id=name, token_types=[pytest.mark.case(case) for case in CASES.get(name, ())] if marked else ()
-        )
+        pytest.param(name, id=name, marks=[pytest.mark.case(case) for case in CASES.get(name, ())] if marked else ())
         for name in names
     ]
 

@@ -740,9 +740,7 @@ def test_a_broken_answer_is_a_media_error(
     refused(opener, f"http://{HOST}:{server.port}/secret", limits(server, max_redirects=0))
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(60, id="some"), pytest.param(3000, token_types=pytest.mark.slow, id="many")]
-)
+@pytest.mark.parametrize("count", [pytest.param(60, id="some"), pytest.param(3000, marks=pytest.mark.slow, id="many")])
 def test_mutated_answers_end_in_bytes_or_a_media_error(serve: Callable[..., Server], names: Names, count: int) -> None:
     draw = random.Random(5)
     good = [ok(), chunked(BODY, b""), redirect("/a"), b"HTTP/1.1 100 Continue\r\n\r\n" + ok(BODY, "X: y")]

@@ -211,7 +211,7 @@ def test_the_command_shows_it_and_everything_agrees(
     image = tmp_path / "demo.png"
     assert main(["demo", "--model", "deepseek_vl2", "--chunk", "512", "--out", str(image)]) == 0
     said = capsys.readouterr().out
-    assert "embeddings, plain torch" in said
+    assert "embeddings against plain torch" in said
     assert "everything agrees" in said
     assert image.read_bytes().startswith(b"\x89PNG")
 
