@@ -23,7 +23,7 @@ from mm_plugin.processor import joint
 from mm_plugin.processor.arguments import Arguments
 from mm_plugin.processor.commands import Call, Each, Fetch
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.preparer import run_each
+from mm_plugin.processor.parallel import run_each
 from mm_plugin.processor.request import PreparedRequest, ReadItem, ReadRequest
 from mm_plugin.processor.stages.finish import finish
 from mm_plugin.processor.stages.measure import measure

@@ -21,7 +21,7 @@ from mm_plugin.processor.arguments import Arguments, in_order, is_list
 from mm_plugin.processor.joint_output import check_joint_output
 from mm_plugin.processor.mixins import ProcessesJointly
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.preparer import first_error, run_each
+from mm_plugin.processor.parallel import first_error, run_each
 from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given

@@ -16,7 +16,7 @@ from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.preparer import first_error, run_each
+from mm_plugin.processor.parallel import first_error, run_each
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, ReadRequest
 from mm_plugin.processor.stages.measure import measure
 

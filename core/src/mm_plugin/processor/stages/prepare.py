@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.preparer import first_error, renamed
+from mm_plugin.processor.parallel import first_error, renamed
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
 from mm_plugin.tasks import Prepared, Preparer, PrepareTask
 
