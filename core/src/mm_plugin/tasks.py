@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 import msgspec
 
 from mm_plugin.arrays import storage_bytes
-from mm_plugin.errors import MMPluginError
+from mm_plugin.errors import MMPluginError, UsageError
 from mm_plugin.items import Modality, MultimodalInputFormat
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
@@ -124,12 +125,33 @@ class Preparer(Protocol):
         """
 
 
-def outcome(found: Any) -> Any:
-    """What a preparer returned for a task; an error that it returned is raised.
+def prepare_all(preparer: Preparer, tasks: Sequence[PrepareTask | JointTask], kind: type) -> list[Any]:
+    """What a preparer makes of tasks, checked: of `kind` each, or the task's own error.
+
+    Args:
+        preparer: the caller's, or the core's own.
+        tasks: at least one.
+        kind: what a task becomes.
 
     Raises:
-        MMPluginError: the task failed.
+        UsageError: the preparer itself fails, or returns anything else.
     """
-    if isinstance(found, MMPluginError):
-        raise found
-    return found
+    try:
+        found = list(preparer.prepare(tasks))
+    except (MMPluginError, MemoryError, CancelledError):
+        raise
+    except (Exception, SystemExit) as error:
+        name = type(preparer).__name__
+        raise UsageError(f"preparer: {name} failed: {type(error).__name__}: {error}", argument="preparer") from error
+    good = len(found) == len(tasks) and all(isinstance(one, (kind, Exception)) for one in found)
+    if not good:
+        kinds = sorted({type(one).__name__ for one in found})
+        raise UsageError(
+            f"preparer: expected a {kind.__name__} or an error for each of {len(tasks)} tasks, got {len(found)} of "
+            f"{', '.join(kinds) or 'none'}",
+            argument="preparer",
+        )
+    try:
+        return found
+    finally:
+        del found  # an error among them leads to this frame, which must not lead back

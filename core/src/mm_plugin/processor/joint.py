@@ -27,7 +27,7 @@ from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import count, facts_of
-from mm_plugin.tasks import JointTask, Preparer, outcome
+from mm_plugin.tasks import JointTask, Preparer, prepare_all
 
 
 class JointRequest(msgspec.Struct, frozen=True, eq=False):
@@ -172,8 +172,12 @@ def finish_jointly(
     model: OpenModel, preparer: Preparer, task: JointTask, limit: int | None
 ) -> MultimodalProcessorOutput:
     """The output of a request that is prepared together."""
-    (found,) = preparer.prepare([task])
-    prepared: JointPrepared = outcome(found)
+    (prepared,) = prepare_all(preparer, [task], JointPrepared)
+    if isinstance(prepared, Exception):
+        try:
+            raise prepared
+        finally:
+            del prepared  # its traceback leads to this frame
     model.budget.check_prompt(len(prepared.ids), limit)
     for item in prepared.items:
         model.budget.check_item_tokens(item.num_tokens, item.modality.argument)

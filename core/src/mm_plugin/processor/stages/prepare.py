@@ -10,7 +10,7 @@ from mm_plugin.cache.pins import Pins
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import first_error, renamed
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
-from mm_plugin.tasks import Prepared, Preparer, PrepareTask
+from mm_plugin.tasks import Prepared, Preparer, PrepareTask, prepare_all
 
 
 def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedRequest) -> PreparedRequest:
@@ -26,7 +26,7 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
         tasks = [_task(model, request, item) for item in missing]
         answers = model.runtime.preprocess_cache.get_or_compute_many(
             [item.key for item in missing],
-            lambda indices: preparer.prepare([tasks[index] for index in indices]),
+            lambda indices: prepare_all(preparer, [tasks[index] for index in indices], Prepared),
             lambda prepared: prepared.num_bytes,
         )
         tasks.clear()
