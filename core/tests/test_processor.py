@@ -488,7 +488,7 @@ def test_a_size_that_is_no_size_is_a_usage_error(open_tiny: Open, size: Any) -> 
 def test_a_count_of_what_is_not_served_is_refused(open_tiny: Open) -> None:
     with pytest.raises(RequestError, match="takes images, not audios"):
         open_tiny().count("audio", (4, 4))
-    with pytest.raises(UsageError, match="no modality"):
+    with pytest.raises(UsageError, match="modality: expected one of"):
         open_tiny().count("smell", (4, 4))
     with pytest.raises(MediaError, match="too thin"):
         open_tiny().count("image", (1, 51))
@@ -796,7 +796,7 @@ def test_expanded_ids_give_the_same_request(open_tiny: Open) -> None:
 def test_expanded_ids_that_do_not_match_are_refused(open_tiny: Open, change: Callable[[list[int]], list[int]]) -> None:
     processor = open_tiny()
     ids = processor.process("word <image>", [png()]).input_ids.tolist()
-    with pytest.raises(PlaceholderError, match="item 0 should stand for 8 tokens"):
+    with pytest.raises(PlaceholderError, match="item 0: expected its 8 tokens"):
         processor.process(change(ids), [png()], expanded=True)
 
 
