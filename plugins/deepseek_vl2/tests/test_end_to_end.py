@@ -192,7 +192,7 @@ def test_ids_without_offsets_are_padded_by_runs_where_images_do_not_touch(
         if told_apart:
             assert np.array_equal(pad_input_ids(*arguments), output.padded_input_ids)
         else:
-            with pytest.raises(SpanError, match="1 runs"):
+            with pytest.raises(SpanError, match="got 1"):
                 pad_input_ids(*arguments)
 
 
