@@ -1,8 +1,9 @@
-# Every target first makes the environment; a second call finds it ready.
+# Every target makes the environment first; a second call finds it ready.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DISTRIBUTIONS := core plugins/qwen2_vl plugins/qwen2_5_vl plugins/deepseek_vl2 plugins/transformers_auto
+# The core, and whatever stands in plugins/ with a pyproject.toml of its own: nothing here names a plugin.
+DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
 STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -24,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/mm-plugin demo --model qwen2_vl --out out/demo.png
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -39,13 +40,14 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# `make bench ROUNDS=1` runs every row once: whether it still works, not how fast it is.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(ROUNDS),--rounds $(ROUNDS))
 
 tables: $(STAMP)
 	$(BIN)/python -m mm_plugin_transformers_auto.table docs/fallback-models.md
 
-# Writes anew what tests/test_snapshot.py compares with, where a change of output is meant.
+# Rewrites what tests/test_snapshot.py compares with, for a change that is meant to change output.
 snapshot: $(STAMP)
 	$(BIN)/python tests/make_snapshot.py
 

@@ -29,7 +29,7 @@ OUT = Path(__file__).parents[1] / "out" / "benchmarks.json"
 
 
 def all_rows(registry: Registry, checkpoint: Path, tiled: Path) -> Iterator[Row]:
-    """Every row, made when its turn comes, so that only one holds its arrays."""
+    """Every row, made only when it is measured, so that one at a time holds its arrays."""
     yield from prompt_rows.rows()
     yield from pixel_rows.rows(registry, checkpoint)
     yield from tile_rows.rows(registry, tiled)
@@ -41,10 +41,10 @@ def all_rows(registry: Registry, checkpoint: Path, tiled: Path) -> Iterator[Row]
 
 
 def main() -> None:
-    """Measure every row, or those whose work holds the words."""
+    """Measure every row, or those whose name contains the words."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORDS", help="rows whose work holds these words")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds of which the median is taken")
+    parser.add_argument("--only", default="", metavar="WORDS", help="rows whose name contains these words")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds for the median")
     arguments = parser.parse_args()
     settle_allocator()
     results: list[Result] = []

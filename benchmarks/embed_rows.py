@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Row
-from mm_plugin.cache import EmbeddingCache
+from mm_plugin.cache import EmbeddingCache, embedding_key, encoder_key
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
@@ -142,7 +142,7 @@ def _cache() -> Iterator[Row]:
     """1,000 keys in turns, all of which fit."""
     rows_of = torch.zeros(4, 8)
     encoded, dtype, device = Encoded(rows_of), rows_of.dtype, rows_of.device
-    keys = [(Modality.IMAGE, index.to_bytes(32, "big"), 4, "version", "torch.float32") for index in range(1_000)]
+    keys = [embedding_key(index.to_bytes(32, "big"), encoder_key("version", "torch.float32")) for index in range(1_000)]
     asked = keys * (OPERATIONS // len(keys))
     cache = EmbeddingCache(1 << 30)
     entries: OrderedDict[Any, Any] = OrderedDict()

@@ -1,7 +1,7 @@
 """Times ours, a reference and a floor alternately, and reports ratios. Knows no row.
 
-Every round calls each contender once, in an order that turns by one from round to round, so that what disturbs a shared
-machine disturbs all of them. A ratio is the median over rounds of the ratio within a round; a time is a median of its own, so
+Every round calls each contender once, in an order that rotates by one from round to round, so that a disturbance of a
+shared machine affects all of them. A ratio is the median over rounds of the ratio within a round; a time is a median of its own, so
 the quotient of two printed times may differ a little from the printed ratio.
 
 pytest-benchmark is not used: it times one function to the end before the next begins, and what is between them is then part

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import image
+from benchmarks.pixel_rows import img
 from mm_plugin import Registry
 from mm_plugin.identity import feature_digest
 from mm_plugin.media import open_image
@@ -30,7 +30,7 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
 
 def _repeated(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     buffer = io.BytesIO()
-    Image.fromarray(image(2048, 2048)).save(buffer, "JPEG", quality=90)
+    Image.fromarray(img(2048, 2048)).save(buffer, "JPEG", quality=90)
     data = buffer.getvalue()
     processor = registry.load_processor(checkpoint)
     first = processor.process(PROMPT, images=[data])

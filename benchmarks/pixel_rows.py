@@ -12,7 +12,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.harness import Bar, Row
-from mm_plugin import Modality, ModelProcessor, Registry, Size
+from mm_plugin import Modality, Processor, Registry, Size
 from mm_plugin.media import open_image
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
@@ -26,13 +26,13 @@ def img(height: int, width: int) -> np.ndarray:
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     waves = [np.sin(y / (37 + 20 * c)) + np.cos(x / (53 - 10 * c)) for c in range(3)]
     levels = 127 + 50 * np.stack(waves, axis=-1) + random.normal(0, 4, (height, width, 1)).astype(np.float32)
-    return levels.video(0, 255).astype(np.uint8)
+    return levels.clip(0, 255).astype(np.uint8)
 
 
 def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     """Three ways at 1,024 x 1,024, and 12 megapixels twice."""
 
-    def load(**options: Any) -> ModelProcessor:
+    def load(**options: Any) -> Processor:
         return registry.load_processor(checkpoint, **options)
 
     image = Image.fromarray(img(1024, 1024))
@@ -46,14 +46,14 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     yield _row(f"{large} at native size, compact", image, load(), 0.12)
 
 
-def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -> Row:
+def _row(work: str, image: Image.Image, processor: Processor, bar: float) -> Row:
     options = processor.options
     reference = Qwen2VLImageProcessorPil(size={"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels})
 
     def ours() -> tuple[Any, Any]:
-        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, None)
-        return processor.prepare(media_input, layout, options), layout["image_grid_thw"]
+        decoded = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.model.layout(Modality.IMAGE, Size(*decoded.pixels.shape[:2]), options, None)
+        return processor.model.prepare(decoded, layout, options), layout["image_grid_thw"]
 
     grid = ours()[1][0].tolist()
     height, width = grid[1] * 14, grid[2] * 14

@@ -1,4 +1,4 @@
-"""Rows over token ids: sentinels, modality marks, M-RoPE positions."""
+"""Rows over token ids: sentinels, token modalities, M-RoPE positions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows() -> Iterator[Row]:
         ("numpy: one scan, no checks", scan),
         ("numpy slices", pad_floor),
     )
-    yield _marks(config, ids, items)
+    yield _token_modalities(config, ids, items)
     model = Qwen2VLModel(config).eval()
     yield _image_positions(model, ids, items, spans)
     yield _video_positions(model)
@@ -99,7 +99,7 @@ def _items() -> list[MultimodalDataItem]:
     return items
 
 
-def _marks(config: Any, ids: np.ndarray, items: list[MultimodalDataItem]) -> Row:
+def _token_modalities(config: Any, ids: np.ndarray, items: list[MultimodalDataItem]) -> Row:
     spans = [item.offsets[0] for item in items]
     names = SimpleNamespace(
         image_token_ids=[config.image_token_id], video_token_ids=[config.video_token_id], audio_token_ids=[]
@@ -117,7 +117,7 @@ def _marks(config: Any, ids: np.ndarray, items: list[MultimodalDataItem]) -> Row
         assert ours.tolist() == reference[0]
 
     return Row(
-        "modality marks of the same prompt",
+        "token modalities of the same prompt",
         lambda: token_modalities_of(items, SEQ),
         check,
         Bar(2, "floor"),

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from benchmarks.harness import Bar, Row
 from benchmarks.pixel_rows import img
-from mm_plugin import Modality, ModelProcessor, Registry, Size
+from mm_plugin import Modality, Processor, Registry, Size
 from mm_plugin.media import open_image
 
 SIDE = 384
@@ -22,7 +22,7 @@ GRAY = (127, 127, 127)
 def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
     """Both resize rules at 1,024 x 1,024 and 12 megapixels, and the reference's float tensor."""
 
-    def load(**options: Any) -> ModelProcessor:
+    def load(**options: Any) -> Processor:
         return registry.load_processor(checkpoint, **options)
 
     for size, name in (((1024, 1024), "1,024 x 1,024"), ((3024, 4032), "4,032 x 3,024")):
@@ -33,13 +33,13 @@ def rows(registry: Registry, checkpoint: Path) -> Iterator[Row]:
         yield _row(f"{work}, torch, compact", image, load(resize="torch"), 0.4)
 
 
-def _row(work: str, image: Image.Image, processor: ModelProcessor, bar: float) -> Row:
+def _row(work: str, image: Image.Image, processor: Processor, bar: float) -> Row:
     options = processor.options
 
     def ours() -> tuple[np.ndarray, np.ndarray]:
-        media_input = open_image(image, path="images[0]", settings=processor.settings).decode()
-        layout = processor.layout(Modality.IMAGE, Size(*media_input.pixels.shape[:2]), options, True)
-        return processor.prepare(media_input, layout, options), layout["images_spatial_crop"][0]
+        decoded = open_image(image, path="images[0]", settings=processor.settings).decode()
+        layout = processor.model.layout(Modality.IMAGE, Size(*decoded.pixels.shape[:2]), options, True)
+        return processor.model.prepare(decoded, layout, options), layout["images_spatial_crop"][0]
 
     columns, rows = ours()[1].tolist()
     pillow, compact = options.resize == "pillow", options.feature_format == "compact"

@@ -1,4 +1,4 @@
-"""Rows over vision towers: several media in one call, against transformers' own forward of the same tower."""
+"""Rows over vision towers: several items in one call, against transformers' own forward of the same tower."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _pair(registry: Registry, name: str, checkpoint: Path, kind: Any) -> Iterato
     encoder = registry.load_encoder(checkpoint)
     tower = kind.from_pretrained(checkpoint, dtype=torch.float32).eval().model.visual
     grids = [(1, high, wide) for high, wide in IMAGES]
-    yield _row(f"{name} tower, 6 pictures of 5 sizes", encoder, tower, Modality.IMAGE, grids)
-    yield _row(f"{name} tower, a clip of 12 frames", encoder, tower, Modality.VIDEO, [FOOTAGE])
+    yield _row(f"{name} tower, 6 images of 5 sizes", encoder, tower, Modality.IMAGE, grids)
+    yield _row(f"{name} tower, a video of 12 frames", encoder, tower, Modality.VIDEO, [FOOTAGE])
 
 
 def _row(work: str, encoder: Any, tower: Any, modality: Modality, grids: list[tuple[int, int, int]]) -> Row:

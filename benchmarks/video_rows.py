@@ -1,4 +1,4 @@
-"""Rows over videos: frames to compact patches, and a long file of which few frames are looked at."""
+"""Rows over videos: frames to compact patches, and a long file from which few frames are sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Row
-from benchmarks.pixel_rows import image
+from benchmarks.pixel_rows import img
 from mm_plugin import Modality, Registry, VideoFrames
 from mm_plugin.media import SampledVideo, open_video, whole
 
@@ -37,16 +37,16 @@ def _check(ours: Any, reference: Any, _floor: Any) -> None:
 
 
 def _frames(processor: Any) -> Row:
-    frames = np.stack([np.roll(image(720, 1280), 16 * n, axis=1) for n in range(16)])
+    frames = np.stack([np.roll(img(720, 1280), 16 * n, axis=1) for n in range(16)])
     footage = open_video(VideoFrames(frames, fps=2), path="videos[0]", settings=processor.settings)
     size = footage.probe()
     sampled = whole(size)
     known = SampledVideo(size.height, size.width, sampled.indices, sampled.timestamps, sampled.fps)
-    layout = processor.layout(Modality.VIDEO, known, processor.options, None)
+    layout = processor.model.layout(Modality.VIDEO, known, processor.options, None)
     planar = torch.from_numpy(frames).permute(0, 3, 1, 2)  # channels last: the faster way
     return Row(
         "video patches, 16 frames of 720 x 1,280, compact",
-        lambda: processor.prepare(footage.decode(known), layout, processor.options),
+        lambda: processor.model.prepare(footage.decode(known), layout, processor.options),
         _check,
         Bar(1.5, "reference"),  # which holds every frame and uses every thread
         ("torch, all frames at once", lambda: _patches(planar, layout["video_grid_thw"])),
@@ -54,7 +54,7 @@ def _frames(processor: Any) -> Row:
 
 
 def _minute() -> bytes:
-    file, still = io.BytesIO(), image(240, 320)
+    file, still = io.BytesIO(), img(240, 320)
     with av.open(file, "w", format="mp4") as container:
         stream: Any = container.add_stream("mpeg4", rate=24)
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = 320, 240, "yuv420p", 24
@@ -71,10 +71,10 @@ def _long_video(processor: Any) -> Row:
     def ours() -> np.ndarray:
         footage = open_video(data, path="videos[0]", settings=processor.settings)
         size = footage.probe()
-        chosen = processor.sample(size, options)
+        chosen = processor.model.sample(size, options)
         known = SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps)
-        layout = processor.layout(Modality.VIDEO, known, options, None)
-        patches: np.ndarray = processor.prepare(footage.decode(known), layout, options)
+        layout = processor.model.layout(Modality.VIDEO, known, options, None)
+        patches: np.ndarray = processor.model.prepare(footage.decode(known), layout, options)
         return patches
 
     def reference() -> torch.Tensor:
@@ -84,7 +84,7 @@ def _long_video(processor: Any) -> Row:
         return _patches(torch.from_numpy(frames)[chosen].permute(0, 3, 1, 2), np.array([[4, 20, 28]]))
 
     return Row(
-        "a minute of 240 x 320 at 24 frames a second, 8 of them looked at",
+        "a minute of 240 x 320 at 24 frames per second, 8 of them sampled",
         ours,
         _check,
         Bar(0.5, "reference"),

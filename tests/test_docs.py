@@ -75,9 +75,9 @@ def test_the_page_on_embedding_runs_from_top_to_bottom(
     names = dict(world)
     for source in blocks(ROOT / "docs" / "embedding.md", "python"):
         exec(compile(source, "docs/embedding.md", "exec"), names)
-    said = capsys.readouterr().out
-    assert "embeddings in the first chunk" in said
-    assert "HTTP 400" not in said
+    printed = capsys.readouterr().out
+    assert "embeddings in the first chunk" in printed
+    assert "HTTP 400" not in printed
     assert names["step"].failed == ()
 
 
@@ -119,7 +119,7 @@ def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: py
             states = {record.name: record.state for record in registry.plugins}
             assert registry.resolve({"architectures": ["TinyVLForConditionalGeneration"]}).name == "tiny_vl"
         assert states["tiny_vl"] == "available"
-        try_videos(importlib.import_module("tiny_vl.clips").Videos())
+        try_videos(importlib.import_module("tiny_vl.videos").Videos())
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
             del sys.modules[module]
@@ -136,7 +136,7 @@ def try_videos(videos: Any) -> None:
     assert patches.shape == (3 * 2 * 4, 3, 2 * 14 * 14)
 
 
-def test_the_page_on_positions_behind_a_video_tells_what_both_rules_give(tmp_path: Path) -> None:
+def test_the_page_on_positions_after_a_video_shows_what_both_rules_give(tmp_path: Path) -> None:
     page = ROOT / "docs" / "video-positions.md"
     names: dict[str, Any] = {}
     for source in blocks(page, "python"):
@@ -211,9 +211,8 @@ def test_every_hook_is_documented() -> None:
 
 
 def test_every_record_code_is_documented() -> None:
-    source = "".join(
-        (ROOT / "core/src/mm_plugin" / name).read_text(encoding="utf-8") for name in ("registry.py", "cli/plugins.py")
-    )
+    files = [file for name in ("registry", "cli") for file in (ROOT / "core/src/mm_plugin" / name).glob("*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     codes = set(
         re.findall(
             r'\bcode[\w, ]* = "(\w+)"|code="(\w+)"|_lost\(record, "(\w+)"|_mark_conflict\(\w+, .*?, "(\w+)"',
@@ -270,19 +269,19 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_room_is_in_the_table_of_the_architecture() -> None:
-    rooms = {
+def test_the_table_of_the_architecture_lists_every_layer() -> None:
+    layers = {
         path.stem
         for path in (ROOT / "core/src/mm_plugin").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     listed = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE))
-    assert rooms - {"__init__"} <= listed
+    assert layers - {"__init__"} <= listed
 
 
-def test_bundled_images_are_small_and_say_whose_they_are() -> None:
+def test_bundled_images_are_small_and_credited() -> None:
     folder = ROOT / "core/src/mm_plugin/data"
-    told = (folder / "README.md").read_text(encoding="utf-8")
+    origin = (folder / "README.md").read_text(encoding="utf-8")
     for name, data in sample_images():
-        assert name in told
+        assert name in origin
         assert len(data) < 1_000_000

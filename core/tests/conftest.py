@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,29 +15,19 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from PIL import Image, ImageFile, PngImagePlugin
+from toy import ToyCheckpoint, owner_of, word_tokenizer
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-GROUPS = {
-    "plugins": "mm_plugin",
-    "architectures": "mm_plugin.architectures",
-    "model_types": "mm_plugin.model_types",
-    "fallback": "mm_plugin.fallback",
-    "digests": "mm_plugin.digests",
-    "stores": "mm_plugin.stores",
-    "observers": "mm_plugin.observers",
-}
-
-# Plugins of the environment, which a test shall neither need nor meet.
+# Plugins of the environment, which tests must neither need nor see.
 OUTSIDE = tuple(sorted({entry.name for entry in importlib.metadata.entry_points(group="mm_plugin")}))
 
 # Each import of a hooks module leaves a mark, so that "never imported" can be proved.
@@ -73,7 +64,7 @@ class Site:
         self.packages: list[str] = []
 
     def hooks(self, *specs: Mapping[str, Any], services: str = "") -> str:
-        """ImageSource of a hooks module that declares these models."""
+        """Source of a hooks module that declares these models."""
         lines = ["from mm_plugin import Modality, ModelSpec, hookimpl"]
         if specs:
             lines += ["@hookimpl", "def mm_register_models():", "    return ["]
@@ -82,7 +73,7 @@ class Site:
         return "\n".join([*lines, services, ""])
 
     def spec(self, name: str = "tiny", **arguments: Any) -> str:
-        """ImageSource of a ModelSpec for one modality; every argument can be overridden."""
+        """Source of a ModelSpec for one modality; every argument can be overridden."""
         given = {
             "name": repr(name),
             "output_version": "1",
@@ -129,10 +120,10 @@ class Site:
             models = {kind: tuple(claims[kind]) for kind in ("architectures", "model_types") if kind in claims}
             source = self.hooks({"name": distribution, **models})
         if entry_points is None:
-            sections = {"plugins": [] if plugin is None else [plugin or package], **claims}
+            sections = {"mm_plugin": [] if plugin is None else [plugin or package]}
+            sections |= {f"mm_plugin.{kind}": list(names) for kind, names in claims.items()}
             entry_points = "".join(
-                f"[{GROUPS[kind]}]\n" + "".join(f"{name} = {module}\n" for name in names)
-                for kind, names in sections.items()
+                f"[{group}]\n" + "".join(f"{name} = {module}\n" for name in names) for group, names in sections.items()
             )
         folder = f"{distribution.replace('-', '_')}-{version}.dist-info"
         metadata = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
@@ -206,6 +197,13 @@ def open_registry() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """What the package logged so far at a level."""
+    caplog.set_level(logging.DEBUG, "mm_plugin")
+    return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+@pytest.fixture
 def fresh() -> Callable[..., Any]:
     """Runs code in a fresh interpreter and returns what it printed, read as JSON."""
 
@@ -221,7 +219,7 @@ def fresh() -> Callable[..., Any]:
 
 @pytest.fixture
 def events() -> list[Any]:
-    """Where a test's observer puts what it hears."""
+    """Where a test's observer puts the events that it receives."""
     return []
 
 
@@ -233,28 +231,26 @@ def executor() -> Iterator[Executor]:
 
 
 @pytest.fixture
-def word_tokenizer() -> Callable[..., Any]:
-    """Makes a tokenizer of whole words: `?` is 0, the words follow from 1 on, and after them the special tokens."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def make_runtime(executor: Executor, events: list[Any]) -> Callable[..., Any]:
+    """Makes a runtime over the test's threads, whose events go to `events`; the settings are its arguments."""
+    from mm_plugin.runtime import Runtime
+    from mm_plugin.settings import Settings
 
-    def make(special: Iterable[str], words: Sequence[str] = ("word",)) -> PreTrainedTokenizerFast:
-        vocabulary = {word: index for index, word in enumerate(("?", *words))}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    def make(preprocess_store: Any = None, **settings: Any) -> Any:
+        return Runtime(
+            Settings(**settings),
+            executor=executor,
+            preprocess_store=preprocess_store,
+            services=lambda kind: {"test": events.append} if kind == "observers" else {},
+        )
 
     return make
 
 
 @pytest.fixture
-def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens a processor class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
-    from mm_plugin.cache import ComputeCache, MemoryStore
-    from mm_plugin.events import Observers
-    from mm_plugin.processor import Runtime
-    from mm_plugin.settings import Settings
+def open_words(make_runtime: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens an author's class over a checkpoint that has a `word_tokenizer`, nine ids and no settings."""
+    from mm_plugin.processor import Processor
 
     def make(
         cls: Any,
@@ -262,25 +258,13 @@ def open_words(executor: Executor, events: list[Any], word_tokenizer: Callable[.
         special: Iterable[str] | None = None,
         words: Sequence[str] = ("word",),
         *,
-        cache: Any = None,
-        bindings: Any = None,
-        **limits: Any,
+        runtime: Any = None,
+        **settings: Any,
     ) -> Any:
-        runtime = Runtime(
-            settings=Settings(**limits),
-            executor=executor,
-            cache=cache or ComputeCache(MemoryStore(1 << 24)),
-            observers=Observers([events.append]),
-            owner={"plugin": spec.name, "distribution": f"mm-plugin-{spec.name}", "version": "1"},
-            bindings=bindings,
+        checkpoint: Any = ToyCheckpoint(
+            word_tokenizer(spec.placeholders.values() if special is None else special, words)
         )
-        checkpoint = SimpleNamespace(
-            folder=Path("nowhere"),
-            config={"vocab_size": 9},
-            tokenizer=word_tokenizer(spec.placeholders.values() if special is None else special, words),
-            preprocessor=lambda modality: {},
-        )
-        return cls(spec, checkpoint, runtime, {})
+        return Processor(cls, spec, checkpoint, runtime or make_runtime(**settings), {}, owner=owner_of(spec))
 
     return make
 
@@ -293,9 +277,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = ImageSource.decode
 
-    def decode(self: ImageSource, **arguments: Any) -> DecodedMedia:
+    def decode(self: ImageSource, *size: Any, **arguments: Any) -> DecodedMedia:
         seen.append(self.path)
-        return original(self, **arguments)
+        return original(self, *size, **arguments)
 
     monkeypatch.setattr(ImageSource, "decode", decode)
     return seen

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from mm_plugin import identity
 
-# The interpreter takes long for a launch, whatever there is in it: everything goes into four calls, in one process.
+# The interpreter takes long for a launch, whatever there is in it: everything goes into two calls, in one process.
 INTERPRETED = """
 import json
 import numpy as np, torch
@@ -26,29 +26,26 @@ from mm_plugin.identity.blake3_triton import digest_buffers, is_interpreted
 
 random = np.random.default_rng(7)
 
-def differing(buffers, raws):
-    found = digest_buffers(buffers)
-    assert len(found) == len(raws)
-    return [len(raw) for answer, raw in zip(found, raws) if answer != blake3(raw).digest()]
+def raw(buffer):
+    return buffer.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+def differing(**groups):
+    # The lengths, by group, of the buffers whose digest is not the library's.
+    found = digest_buffers([buffer for group in groups.values() for buffer in group])
+    assert len(found) == sum(map(len, groups.values()))
+    answers = iter(found)
+    return {name: [len(data) for data in map(raw, group) if next(answers) != blake3(data).digest()]
+            for name, group in groups.items()}
 
 def fresh(sizes):
-    raws = [random.integers(0, 256, size, dtype=np.uint8).tobytes() for size in sizes]
-    return [torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-            for raw in raws], raws
+    return [torch.from_numpy(random.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
 
-told = {"interpreted": is_interpreted(), "nothing": digest_buffers([])}
-told["short"] = differing(*fresh(range(5001)))
 chunks = sorted({2**power + extra for power in range(9) for extra in (-1, 0, 1)})
 edges = [1024 * count + extra for count in chunks for extra in (-1, 0, 1) if 1024 * count + extra >= 0]
-told["edges"] = differing(*fresh(edges))
-told["num_edges"] = len(edges)
 
 # Views whose addresses are odd, beside views that are aligned.
-base = torch.from_numpy(random.integers(0, 256, 9000, dtype=np.uint8))
+base, = fresh([9000])
 views = [base[start:start + length] for start in range(8) for length in (0, 1, 3, 4, 63, 64, 65, 1024, 1027, 4096, 5001)]
-odd = [view for view in views if view.data_ptr() % 2]
-told["num_odd"] = len(odd)
-told["views"] = differing(views, [view.numpy().tobytes() for view in views])
 
 # All lengths and addresses multiples of four, which takes the other way of reading; of many dtypes, by their bytes.
 numbers = torch.arange(-300, 724)
@@ -59,8 +56,12 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, to
         words.append(numbers[:count].to(torch.float32).to(dtype).reshape(-1, 4) if dtype != torch.complex64
                      else numbers[:count].to(dtype))
 assert all(word.data_ptr() % 4 == 0 and word.numel() * word.element_size() % 4 == 0 for word in words)
-told["dtypes"] = differing(words, [bytes(word.reshape(-1).view(torch.uint8).numpy().tobytes()) for word in words])
-print(json.dumps(told))
+
+few = [*range(1100), *random.integers(1100, 5001, 200)]  # blocks of one chunk, and the step from one chunk to two
+said = differing(short=fresh(LENGTHS), edges=fresh(edges), views=views) | differing(dtypes=words)
+said |= {"interpreted": is_interpreted(), "nothing": digest_buffers([]), "num_edges": len(edges),
+         "num_odd": len([view for view in views if view.data_ptr() % 2])}
+print(json.dumps(said))
 """
 
 
@@ -74,16 +75,26 @@ def run(code: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
+def run_interpreted(lengths: str, cache: Path) -> dict[str, Any]:
+    said: dict[str, Any] = run(
+        INTERPRETED.replace("LENGTHS", lengths), TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(cache)
+    )
+    assert said["interpreted"] is True
+    return said
+
+
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    cache = str(tmp_path_factory.mktemp("triton"))
-    told: dict[str, Any] = run(INTERPRETED, TRITON_INTERPRET="1", TRITON_CACHE_DIR=cache)
-    assert told["interpreted"] is True
-    return told
+    return run_interpreted("few", tmp_path_factory.mktemp("triton"))
 
 
-def test_every_length_to_5000_bytes_has_the_digest_of_the_library(interpreted: dict[str, Any]) -> None:
+def test_lengths_to_5000_bytes_have_the_digest_of_the_library(interpreted: dict[str, Any]) -> None:
     assert interpreted["short"] == []
+
+
+@pytest.mark.slow
+def test_every_length_to_5000_bytes_has_the_digest_of_the_library(tmp_path: Path) -> None:
+    assert run_interpreted("range(5001)", tmp_path)["short"] == []
 
 
 def test_trees_around_powers_of_two_chunks_have_the_digest_of_the_library(interpreted: dict[str, Any]) -> None:
@@ -105,38 +116,37 @@ def test_no_buffers_have_no_digests(interpreted: dict[str, Any]) -> None:
 
 
 COMPILED = """
-import json
+import json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import triton
 from mm_plugin.identity import blake3_triton as kernels
 
-target = GPUTarget("cuda", 90, 32)
-told = {"interpreted": kernels.is_interpreted()}
 chunks = {"owner": "*i32", "base": "*i64", "size": "*i64", "first": "*i64", "out": "*u32", "n_chunks": "i32",
           "BLOCK": "constexpr", "WORDS": "constexpr"}
 merge = {"nodes": "*u32", "left": "*i32", "right": "*i32", "root": "*i32", "out": "*u32", "n_nodes": "i32",
          "BLOCK": "constexpr"}
-jobs = {
+kernel, signature, constants = {
     "words": (kernels.hash_chunks, chunks, {"BLOCK": 128, "WORDS": True}),
     "bytes": (kernels.hash_chunks, chunks, {"BLOCK": 128, "WORDS": False}),
     "merge": (kernels.merge_level, merge, {"BLOCK": 128}),
-}
-for name, (kernel, signature, constants) in jobs.items():
-    made = triton.compile(ASTSource(kernel, signature=signature, constexprs=constants), target=target)
-    cubin, ptx = made.asm["cubin"], made.asm["ptx"]
-    told[name] = {"cubin": len(cubin), "magic": cubin[:4].hex(), "target": ".target sm_90" in ptx}
-print(json.dumps(told))
+}["NAME"]
+made = triton.compile(ASTSource(kernel, signature=signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+cubin, ptx = made.asm["cubin"], made.asm["ptx"]
+print(json.dumps({"interpreted": kernels.is_interpreted(), "cubin": len(cubin), "magic": cubin[:4].hex(),
+                  "target": ".target sm_90" in ptx}))
 """
 
 
-def test_the_kernels_compile_ahead_of_time_for_sm_90(tmp_path: Path) -> None:
-    told = run(COMPILED, TRITON_DEFAULT_FP_FUSION="1", TRITON_CACHE_DIR=str(tmp_path))
-    assert told["interpreted"] is False
-    for name in ("words", "bytes", "merge"):
-        assert told[name]["cubin"] > 1000
-        assert told[name]["magic"] == b"\x7fELF".hex()
-        assert told[name]["target"]
+@pytest.mark.parametrize(
+    "name", [pytest.param("words"), *(pytest.param(name, marks=pytest.mark.slow) for name in ("bytes", "merge"))]
+)
+def test_a_kernel_compiles_ahead_of_time_for_sm_90(name: str, tmp_path: Path) -> None:
+    said = run(COMPILED.replace("NAME", name), TRITON_DEFAULT_FP_FUSION="1", TRITON_CACHE_DIR=str(tmp_path))
+    assert said["interpreted"] is False
+    assert said["cubin"] > 1000
+    assert said["magic"] == b"\x7fELF".hex()
+    assert said["target"]
 
 
 WITHOUT = """
@@ -177,16 +187,16 @@ print(json.dumps({
 """
 
 
-def test_without_triton_tensors_are_copied_hashed_alike_and_that_is_told_once() -> None:
-    told = run(WITHOUT)
+def test_without_triton_tensors_are_copied_hashed_alike_and_that_is_reported_once() -> None:
+    said = run(WITHOUT)
     raws = [bytes(index % 251 for index in range(length)) for length in (0, 3, 2049)]
-    assert told["answers"] == [[blake3(raw).hexdigest() for raw in raws]] * 2
-    assert told["copied"] == ["cuda"]
-    assert len(told["lines"]) == 1
-    assert "cuda" in told["lines"][0]
-    assert "mm-plugin[gpu]" in told["lines"][0]
-    assert told["cpu"] == identity.feature_digest(np.arange(3, dtype=np.uint8)).hex()
-    assert not told["loaded"]
+    assert said["answers"] == [[blake3(raw).hexdigest() for raw in raws]] * 2
+    assert said["copied"] == ["cuda"]
+    assert len(said["lines"]) == 1
+    assert "cuda" in said["lines"][0]
+    assert "mm-plugin[gpu]" in said["lines"][0]
+    assert said["cpu"] == identity.feature_digest(np.arange(3, dtype=np.uint8)).hex()
+    assert not said["loaded"]
 
 
 # On a machine without a GPU, or without triton, the next two do not exist, so that nothing there passes for having run.

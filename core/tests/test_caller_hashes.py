@@ -3,105 +3,43 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from toy import TOKENS, Toy, audio, img, png, toy_spec, word_tokenizer
 
 from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.events import Event, HashIgnored
 from mm_plugin.identity import caller_identity, parse_caller_hash
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.media import AudioSamples, DecodedMedia, Sampling, VideoFrames, VideoSize, whole
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import AcceptsAudio, AcceptsVideos, BaseOptions, ModelProcessor, OptionScope
-from mm_plugin.spec import ModelSpec
+from mm_plugin.media import VideoFrames
+from mm_plugin.processor import ModelProcessor
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_sentinels.json").read_text())
-RATE = 16
-SPECIAL = {Modality.IMAGE: "<image>", Modality.VIDEO: "<video>", Modality.AUDIO: "<audio>"}
-
-
-class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, OptionScope.request("image")] = 0
-    pitch: Annotated[int, OptionScope.request("audio")] = 0
-
-
-class Processor(ModelProcessor, AcceptsVideos, AcceptsAudio):
-    """A row per row of pixels, per frame, or per sample. More than two images get one row each."""
-
-    Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return counts.get(Modality.IMAGE, 0) > 2
-
-    def sample(self, size: VideoSize, options: Options) -> Sampling:
-        return whole(size)
-
-    def sampling_rate(self, options: Options) -> int:
-        return RATE
-
-    def layout(self, modality: Modality, size: Any, options: Options, context: bool) -> dict[str, Any]:
-        rows = {Modality.IMAGE: "height", Modality.VIDEO: "frames", Modality.AUDIO: "num_samples"}[modality]
-        return {"rows": 1 if context else getattr(size, rows), "kind": int(modality)}
-
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
-        if decoded.modality is Modality.AUDIO:
-            return decoded.samples + options.pitch
-        pixels = decoded.pixels if decoded.modality is Modality.IMAGE else np.stack(list(decoded.frames))
-        return pixels.astype(np.int16) + options.tone
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
-
-
-SPEC = ModelSpec(
-    name="three",
-    output_version=1,
-    modalities=tuple(Modality),
-    placeholders=SPECIAL,
-    fields=dict.fromkeys(Modality, ("rows", "kind")),
-    padding="runs",
-    processor="three:Processor",
-    encoder="three:Encoder",
-)
+SPEC = toy_spec(*Modality)
 Open = Callable[..., ModelProcessor]
 
 
 @pytest.fixture
 def open_three(open_words: Open) -> Open:
-    def make(bindings: Any = None, **limits: Any) -> ModelProcessor:
-        return open_words(Processor, SPEC, bindings=bindings, **limits)
+    def make(runtime: Any = None, **limits: Any) -> ModelProcessor:
+        return open_words(Toy, SPEC, runtime=runtime, **limits)
 
     return make
 
 
-def img(seed: int = 0, height: int = 3) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 200, (height, 4, 3), dtype=np.uint8)
-
-
 def video(seed: int = 0) -> VideoFrames:
     return VideoFrames([img(seed), img(seed + 1)], fps=2.0)
-
-
-def audio(seed: int = 0) -> AudioSamples:
-    return AudioSamples(np.random.default_rng(seed).random(3, dtype=np.float32), RATE)
-
-
-def png(seed: int = 0, height: int = 3) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(img(seed, height)).save(file, "PNG")
-    return file.getvalue()
 
 
 def one(processor: ModelProcessor, image: Any, entry: Any, **arguments: Any) -> MultimodalDataItem:
@@ -183,7 +121,7 @@ def test_a_malformed_entry_ignores_itself_alone(open_three: Open, events: list[E
     assert event.path == "mm_hashes[images][0]"
 
 
-def test_nothing_is_told_of_an_entry_that_is_to_be_computed(open_three: Open, events: list[Event]) -> None:
+def test_nothing_is_reported_of_an_entry_that_is_to_be_computed(open_three: Open, events: list[Event]) -> None:
     assert one(open_three(), img(), None).identity == natural(img(), open_three)
     assert fallbacks(events) == []
 
@@ -205,7 +143,7 @@ PROMPT = "<audio> <image> word <video> <audio> <image>"  # not the order of the 
 
 
 def hashes(processor: ModelProcessor, given: Any) -> dict[str, list[int | None]]:
-    """The 64-bit hashes that media got in raw scope, by argument; None where it is no caller's."""
+    """The 64-bit hashes that media got in raw scope, by argument; None where the caller gave none."""
     output = processor.process(PROMPT, **MEDIA, mm_hashes=given, mm_hash_scope="raw")
     found: dict[str, list[int | None]] = {"images": [], "videos": [], "audios": []}
     for item in output.mm_items:
@@ -252,7 +190,7 @@ def test_hashes_are_aligned_with_the_arguments_whatever_the_prompts_order(
         {"images": [1]},
         {"images": [1, 2, 3]},
         {"images": [1, 2], "videos": [3, 4]},
-        {"images": [1, 2], "sounds": [3]},
+        {"images": [1, 2], "audios": [3]},
         {"images": "12"},
         {"images": 12},
         {"images": np.array([1, 2])},
@@ -434,8 +372,10 @@ def test_bindings_are_bounded_and_the_least_recently_used_is_forgotten(open_thre
 
 
 @pytest.mark.case("3.10")
-def test_a_binding_is_remembered_by_every_processor_that_shares_the_memory(open_three: Open) -> None:
-    shared = MemoryStore(10)
+def test_a_binding_is_remembered_by_every_processor_that_shares_the_runtime(
+    open_three: Open, make_runtime: Any
+) -> None:
+    shared = make_runtime()
     one(open_three(shared), img(0), 7)
     with pytest.raises(RequestError):
         one(open_three(shared), img(1), 7)
@@ -453,8 +393,11 @@ class SlowStore(MemoryStore):
 
 @pytest.mark.case("3.10")
 @pytest.mark.parametrize("scope", ["fingerprinted", "raw"])
-def test_of_requests_that_bring_one_hash_with_several_media_at_once_one_wins(open_three: Open, scope: str) -> None:
-    shared = SlowStore(10)
+def test_of_requests_that_bring_one_hash_with_several_media_at_once_one_wins(
+    open_three: Open, make_runtime: Any, scope: str
+) -> None:
+    shared = make_runtime()
+    shared.caller_hashes.store = SlowStore(10)
     processors = [open_three(shared) for _ in range(2)]
     meeting = threading.Barrier(6)
 
@@ -502,14 +445,14 @@ class Processor(ModelProcessor):
 
 @pytest.mark.case("3.10")
 def test_a_binding_survives_across_the_processors_of_one_registry(
-    site: Any, open_registry: Callable[..., Any], word_tokenizer: Callable[..., Any], tmp_path: Path
+    site: Any, open_registry: Callable[..., Any], tmp_path: Path
 ) -> None:
     site.install("shown", HOOKS, architectures=["Shown"], files={"shown/processor.py": CODE})
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["Shown"], "vocab_size": 9}))
     (folder / "preprocessor_config.json").write_text("{}")
-    word_tokenizer(SPECIAL.values()).save_pretrained(str(folder))
+    word_tokenizer(TOKENS.values()).save_pretrained(str(folder))
     registry = open_registry()
     one(registry.load_processor(folder), img(0), "beef")
     with pytest.raises(RequestError, match="another media input"):

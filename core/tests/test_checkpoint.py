@@ -1,8 +1,7 @@
-"""A folder's config, preprocessor settings and chosen tensors; whatever cannot be read says which file it was."""
+"""A checkpoint's config, preprocessor settings, tokenizer and specialization; an error names the file that cannot be read."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mm_plugin.checkpoint import Checkpoint, check_tensors
+from mm_plugin.checkpoint import Checkpoint
 from mm_plugin.errors import UsageError
 from mm_plugin.items import Modality
+from mm_plugin.spec import ModelSpec
+
+TENSORS = {"visual.a": torch.ones(2), "visual.deep.b": torch.ones(1, 1), "lm_head": torch.ones(1)}
 
 
 @pytest.fixture
@@ -49,18 +51,18 @@ BROKEN = ["", "{", "[1]", "null", '"x"', "\ufffe{}", "[" * 100_000, '{"a": 1} x'
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:10]))
-def test_a_config_that_is_no_object_is_refused_by_its_file(folder: Path, text: str) -> None:
+def test_a_config_that_is_not_an_object_is_refused_by_its_file(folder: Path, text: str) -> None:
     write(folder, "config.json", text)
     error = refused(lambda: Checkpoint.open(folder), "config.json")
     assert error.argument == "checkpoint"
 
 
-def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(folder: Path) -> None:
     (folder / "config.json").write_bytes(b"\xff\xfe{}")
     refused(lambda: Checkpoint.open(folder), "config.json")
 
 
-def test_a_folder_in_the_place_of_a_config_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     refused(lambda: Checkpoint.open(tmp_path), "config.json")
 
@@ -134,7 +136,7 @@ def test_video_takes_the_images_part_where_it_has_none(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_edges_and_pixels_are_two_spellings_of_one_thing(
+def test_edges_and_pixels_are_two_names_for_the_same_limits(
     folder: Path, settings: dict[str, Any], expected: tuple[Any, Any]
 ) -> None:
     write(folder, "preprocessor_config.json", settings)
@@ -165,172 +167,6 @@ def test_broken_settings_are_refused_by_their_file(folder: Path, name: str, text
     refused(opened.preprocessor, name)
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------------
-
-TENSORS = {
-    "visual.a": torch.tensor([1.0, 2.0]),
-    "visual.deep.b": torch.tensor([[3]]),
-    "model.visual.c": torch.tensor(4.0, dtype=torch.float16),
-    "visual_other": torch.tensor([9.0]),
-    "lm_head": torch.tensor([5.0]),
-}
-
-
-@pytest.fixture(params=["one file", "shards", "shards without index"])
-def weights(request: pytest.FixtureRequest, folder: Path) -> Path:
-    """A folder with `TENSORS` in one of three layouts."""
-    if request.param == "one file":
-        save_file(TENSORS, folder / "model.safetensors")
-        return folder
-    names = list(TENSORS)
-    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
-    for file, part in parts.items():
-        save_file({name: TENSORS[name] for name in part}, folder / file)
-    if request.param == "shards":
-        table = {name: file for file, part in parts.items() for name in part}
-        write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": table})
-    return folder
-
-
-def test_every_tensor_is_named_with_the_file_that_holds_it(weights: Path) -> None:
-    names = Checkpoint.open(weights).tensor_names()
-    assert set(names) == set(TENSORS)
-    assert all(file.is_file() and file.parent == weights for file in names.values())
-
-
-@pytest.mark.parametrize(
-    ("prefixes", "expected"),
-    [
-        (("visual.",), {"a": "visual.a", "deep.b": "visual.deep.b"}),
-        (("visual.", "model.visual."), {"a": "visual.a", "deep.b": "visual.deep.b", "c": "model.visual.c"}),
-        (("visual.deep.", "visual."), {"b": "visual.deep.b", "a": "visual.a"}),
-        (("visual.", "visual.deep."), {"deep.b": "visual.deep.b", "a": "visual.a"}),
-        (("lm_head",), {"": "lm_head"}),
-        (("",), {name: name for name in TENSORS}),
-    ],
-    ids=str,
-)
-def test_chosen_tensors_lose_the_first_prefix_that_fits(
-    weights: Path, prefixes: tuple[str, ...], expected: dict[str, str]
-) -> None:
-    found = Checkpoint.open(weights).tensors(iter(prefixes))
-    assert set(found) == set(expected)
-    for short, name in expected.items():
-        assert torch.equal(found[short], TENSORS[name])
-        assert found[short].dtype == TENSORS[name].dtype
-
-
-def test_only_floating_point_tensors_take_the_dtype(weights: Path) -> None:
-    found = Checkpoint.open(weights).tensors([""], dtype=torch.bfloat16)
-    assert {name: tensor.dtype for name, tensor in found.items()} == {
-        name: torch.bfloat16 if tensor.is_floating_point() else tensor.dtype for name, tensor in TENSORS.items()
-    }
-
-
-def test_prefixes_that_nothing_has_are_refused_by_name(weights: Path) -> None:
-    refused(lambda: Checkpoint.open(weights).tensors(["vision.", "tower."]), "vision.", "tower.", str(weights))
-
-
-def test_two_tensors_of_one_short_name_are_refused(folder: Path) -> None:
-    save_file({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, folder / "model.safetensors")
-    refused(lambda: Checkpoint.open(folder).tensors(["a.", "b."]), "'x'", "twice")
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
-def test_formats_that_run_code_are_not_opened(folder: Path, name: str) -> None:
-    torch.save({"visual.a": torch.zeros(1)}, folder / name)
-    opened = Checkpoint.open(folder)
-    refused(opened.tensor_names, "safetensors", "run code")
-    refused(lambda: opened.tensors(["visual."]), "safetensors")
-
-
-@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 100, b"PK\x03\x04", b"\x02\0\0\0\0\0\0\0{}"[:-1]])
-def test_a_broken_file_of_tensors_is_refused_by_its_name(folder: Path, data: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(data)
-    refused(lambda: Checkpoint.open(folder).tensors([""]), "model.safetensors")
-
-
-@pytest.mark.parametrize(
-    "index",
-    [{}, {"weight_map": []}, {"weight_map": {"visual.a": 1}}, {"weight_map": {"visual.a": None}}, "{", "[]"],
-    ids=str,
-)
-def test_a_broken_index_is_refused_by_its_name(folder: Path, index: Any) -> None:
-    save_file(TENSORS, folder / "model.safetensors")
-    write(folder, "model.safetensors.index.json", index)
-    refused(lambda: Checkpoint.open(folder).tensors(["visual."]), "model.safetensors.index.json")
-
-
-def test_an_index_that_names_a_missing_file_or_tensor_is_refused(folder: Path) -> None:
-    save_file(TENSORS, folder / "model.safetensors")
-    for table in ({"visual.a": "gone.safetensors"}, {"visual.z": "model.safetensors"}):
-        write(folder, "model.safetensors.index.json", {"weight_map": table})
-        refused(lambda: Checkpoint.open(folder).tensors(["visual."]), next(iter(table.values())))
-
-
-def test_only_the_chosen_shards_are_opened(folder: Path) -> None:
-    save_file({"visual.a": TENSORS["visual.a"]}, folder / "one.safetensors")
-    (folder / "two.safetensors").write_bytes(b"broken")
-    table = {"visual.a": "one.safetensors", "lm_head": "two.safetensors"}
-    write(folder, "model.safetensors.index.json", {"weight_map": table})
-    assert torch.equal(Checkpoint.open(folder).tensors(["visual."])["a"], TENSORS["visual.a"])
-
-
-@pytest.mark.parametrize(
-    "name", ["processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"]
-)
-def test_the_fingerprint_changes_with_the_settings_by_which_an_encoder_may_normalize(folder: Path, name: str) -> None:
-    first = Checkpoint.open(folder).fingerprint()
-    write(folder, name, {"image_std": [0.25] * 3})
-    second = Checkpoint.open(folder).fingerprint()
-    write(folder, name, {"image_std": [0.5] * 3})
-    assert len({first, second, Checkpoint.open(folder).fingerprint()}) == 3
-
-
-def test_the_fingerprint_changes_with_config_and_weights(folder: Path) -> None:
-    save_file(TENSORS, folder / "model.safetensors")
-    first = Checkpoint.open(folder).fingerprint()
-    assert Checkpoint.open(folder).fingerprint() == first
-    write(folder, "config.json", {"architectures": ["B"]})
-    second = Checkpoint.open(folder).fingerprint()
-    save_file({"lm_head_2": torch.zeros(7)}, folder / "more.safetensors")
-    assert len({first, second, Checkpoint.open(folder).fingerprint()}) == 3
-
-
-def test_copies_in_other_folders_with_other_times_and_shards_have_one_fingerprint(folder: Path, tmp_path: Path) -> None:
-    save_file(TENSORS, folder / "model.safetensors")
-    first = Checkpoint.open(folder).fingerprint()
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(folder, copy)
-    os.utime(copy / "model.safetensors", ns=(1, 1))
-    assert Checkpoint.open(copy).fingerprint() == first
-    (copy / "model.safetensors").unlink()
-    for name, tensor in TENSORS.items():
-        save_file({name: tensor}, copy / f"{name}.safetensors", metadata={"written": "by a test"})
-    assert Checkpoint.open(copy).fingerprint() == first
-
-
-@pytest.mark.parametrize("name", sorted(TENSORS))
-def test_one_changed_tensor_changes_the_fingerprint_at_equal_size_and_time(folder: Path, name: str) -> None:
-    found = set()
-    for change in (0, 1):
-        save_file({**TENSORS, name: TENSORS[name] + change}, folder / "new.safetensors")
-        (folder / "new.safetensors").replace(folder / "model.safetensors")
-        os.utime(folder / "model.safetensors", ns=(1, 1))
-        found.add(Checkpoint.open(folder).fingerprint())
-        found.add(Checkpoint.open(folder).fingerprint([other for other in TENSORS if other != name]))
-    assert len(found) == 3  # what is left out does not count
-
-
-def test_a_checkpoint_knows_which_tensors_were_read_through_it(folder: Path) -> None:
-    save_file(TENSORS, folder / "model.safetensors")
-    checkpoint = Checkpoint.open(folder)
-    assert checkpoint.tensors_read == frozenset()
-    checkpoint.tensors(["visual."])
-    assert checkpoint.tensors_read == {name for name in TENSORS if name.startswith("visual.")}
-    assert checkpoint.view().tensors_read == frozenset()
-
-
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     refused(lambda: Checkpoint.open(folder).tokenizer, "tokenizer", str(folder))
 
@@ -339,7 +175,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
 
 SCRIPT = """
 import sys
-from mm_plugin.checkpoint import Checkpoint, check_tensors
+from mm_plugin.checkpoint import Checkpoint
 from mm_plugin.errors import UsageError
 opened = Checkpoint.open("someone/model")
 print(opened.config["model_type"], opened.preprocessor()["patch_size"], sorted(opened.tensors(["visual."])))
@@ -369,21 +205,11 @@ def test_a_hub_id_is_read_from_the_local_cache_when_offline(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["no/such/folder/here", "../nowhere", "a b c", "x\0y"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
-    error = refused(lambda: Checkpoint.open(name), "no folder")
+    error = refused(lambda: Checkpoint.open(name), "expected a folder or a hub id")
     assert error.argument == "checkpoint"
 
 
-def test_tensors_are_read_by_their_whole_names(folder: Path) -> None:
-    save_file({"a.x": torch.ones(2), "a.y": torch.ones(3, dtype=torch.int64)}, folder / "model.safetensors")
-    opened = Checkpoint.open(folder)
-    found = opened.read_tensors(["a.x"], dtype=torch.bfloat16)
-    assert list(found) == ["a.x"]
-    assert found["a.x"].dtype == torch.bfloat16
-    assert opened.read_tensors(["a.y"], dtype=torch.bfloat16)["a.y"].dtype == torch.int64
-    refused(lambda: opened.read_tensors(["a.x", "a.z"]), "no tensor 'a.z'", str(folder))
-
-
-# --- what a plugin may say of a folder ----------------------------------------------------------------------------------
+# --- what a plugin may say of a checkpoint ----------------------------------------------------------------------------------
 
 
 def test_a_tokenizer_is_opened_once_by_the_function_that_is_given(folder: Path) -> None:
@@ -413,21 +239,65 @@ def test_a_tokenizer_that_cannot_be_opened_is_a_usage_error(folder: Path) -> Non
     assert str(refused(lambda: Checkpoint.open(folder).with_tokenizer(say).tokenizer)) == "it names no bos"
 
 
+def spec_named(name: str) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        output_version=1,
+        modalities=(),
+        placeholders={},
+        fields={},
+        padding="offsets",
+        processor="tiny:Processor",
+        encoder="tiny:Encoder",
+        specialize="tiny:specialize",
+    )
+
+
+def test_a_specialized_checkpoint_carries_spec_and_state(folder: Path) -> None:
+    plain, made, state = Checkpoint.open(folder), spec_named("made"), object()
+    assert plain.specialization is None
+    found = plain.specialized(made, state)
+    assert found.specialization is not None
+    assert found.specialization[0] is made
+    assert found.specialization[1] is state
+    assert plain.specialization is None
+    assert (found.folder, found.config) == (plain.folder, plain.config)
+
+
+def test_views_and_other_tokenizers_keep_the_specialization(folder: Path) -> None:
+    made, state = spec_named("made"), object()
+    found = Checkpoint.open(folder).specialized(made, state, base=spec_named("base"))
+    for kept in (found.view(), found.with_tokenizer(lambda _: "tokenizer"), found.with_tokenizer(str).view()):
+        assert kept.specialization == (made, state)
+        assert kept.specialization_of(spec_named("base")) == (made, state)
+    again = found.specialized(spec_named("other"), None)
+    assert again.specialization == (spec_named("other"), None)
+    assert found.specialization == (made, state)
+
+
+def test_a_specialized_checkpoint_keeps_the_tokenizer_but_not_what_was_read(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+    opened = Checkpoint.open(folder).with_tokenizer(lambda _: object())
+    tokenizer = opened.tokenizer
+    opened.tensors(["visual."])
+    found = opened.specialized(spec_named("made"), None)
+    assert found.tokenizer is tokenizer
+    assert found.tensors_read == frozenset()
+
+
+def test_a_specialization_is_found_by_the_declaration_that_it_was_made_from(folder: Path) -> None:
+    plain, made = Checkpoint.open(folder), spec_named("made")
+    assert plain.specialization_of(spec_named("base")) is None
+    found = plain.specialized(made, 1, base=spec_named("base"))
+    assert found.specialization_of(spec_named("base")) == (made, 1)  # an equal declaration, such as another registry's
+    assert found.specialization_of(spec_named("other")) is None
+    assert found.specialization_of(made) is None
+    assert plain.specialized(made, 1).specialization_of(spec_named("base")) is None
+
+
 def test_any_json_file_is_read_or_refused_by_its_name(folder: Path) -> None:
     write(folder, "extra.json", {"a": [1]})
     assert Checkpoint.open(folder).read_json("extra.json") == {"a": [1]}
     refused(lambda: Checkpoint.open(folder).read_json("other.json"), "other.json is missing")
     write(folder, "extra.json", "[")
     refused(lambda: Checkpoint.open(folder).read_json("extra.json"), "extra.json")
-
-
-def test_tensors_that_are_not_the_modules_are_told_by_name() -> None:
-    module = torch.nn.Linear(2, 3, device="meta").state_dict()
-    check_tensors({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, module, what="x")
-    error = refused(
-        lambda: check_tensors({"weight": torch.ones(2, 3), "scale": torch.ones(3)}, module, what="x"),
-        "x: 1 missing (bias)",
-        "1 unexpected (scale)",
-        "1 of another shape (weight [2, 3] where its config.json says [3, 2])",
-    )
-    assert error.argument == "checkpoint"

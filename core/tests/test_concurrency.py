@@ -8,62 +8,34 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from toy import Toy, toy_spec
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import MMPluginError, ProcessorError
 from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalProcessorOutput
-from mm_plugin.items import Modality
-from mm_plugin.media import DecodedMedia, Size
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope
-from mm_plugin.spec import ModelSpec
+from mm_plugin.media import DecodedMedia
+from mm_plugin.processor import ModelProcessor, flow
 
 
-class Options(BaseOptions, frozen=True, kw_only=True):
-    tone: Annotated[int, OptionScope.request("image")] = 0
+class Processor(Toy):
+    """Two rows for each image where there are more than two."""
+
+    crowded = 2
 
 
-class Processor(ModelProcessor):
-    """A row per row of pixels, fewer where there are more than two images."""
-
-    Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return counts.get(Modality.IMAGE, 0) > 2
-
-    def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
-        return {"rows": 2 if context else size.height}
-
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
-        return decoded.pixels.astype(np.int16) + options.tone
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
-
-
-SPEC = ModelSpec(
-    name="busy",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("rows",)},
-    padding="runs",
-    processor="busy:Processor",
-    encoder="busy:Encoder",
-)
+SPEC = toy_spec(name="busy")
 Open = Callable[..., ModelProcessor]
 
 
 @pytest.fixture
 def open_busy(open_words: Open) -> Open:
     def make(cls: type[ModelProcessor] = Processor, cache_bytes: int = 1 << 24) -> ModelProcessor:
-        return open_words(cls, SPEC, cache=ComputeCache(MemoryStore(cache_bytes)))
+        return open_words(cls, SPEC, preprocess_cache_bytes=cache_bytes)
 
     return make
 
@@ -222,7 +194,7 @@ def judge_stats(processor: ModelProcessor, cache: str) -> None:
 class Held(Processor):
     """Waits in `prepare` until its gate is open."""
 
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
         (gate,) = GATES
         gate.begun.release()
         assert gate.release.wait(20)
@@ -270,24 +242,24 @@ def test_a_request_keeps_what_it_found_until_it_ends(open_busy: Open, gate: Gate
         future = pool.submit(processor.process, "<image> <image>", [maze(0), maze(1)])
         assert gate.begun.acquire(timeout=10)
         assert processor.cache_stats.pinned == 1
-        assert not processor._pipeline._cache.store.put("intruder", 1, 400)  # it would have to go for this
+        assert not processor._runtime.preprocess_store.put(b"intruder", 1, 400)  # it would have to go for this
         gate.release.set()
         assert len(future.result(10).mm_items) == 2
     stats = processor.cache_stats
     assert (stats.pinned, stats.evictions) == (0, 0)
-    assert processor._pipeline._cache.store.put("intruder", 1, 400)
+    assert processor._runtime.preprocess_store.put(b"intruder", 1, 400)
 
 
-def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open) -> None:
+def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     processor = open_busy()
-    original = processor._pipeline.finish
+    original = flow.finish
 
-    def finish(request: Any) -> Any:
+    def finish(model: Any, request: Any) -> Any:
         seen.append(processor.cache_stats.pinned)
-        return original(request)
+        return original(model, request)
 
-    processor._pipeline.finish = finish  # type: ignore[method-assign]
+    monkeypatch.setattr(flow, "finish", finish)
     for _ in range(2):
         processor.process("<image> <image>", [maze(0), maze(1)])
         asyncio.run(processor.process_async("<image> <image>", [maze(0), maze(0)]))
@@ -297,7 +269,7 @@ def test_what_a_request_computed_is_pinned_until_it_ends(open_busy: Open) -> Non
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_an_error_leaves_no_pin_behind(open_busy: Open, gate: Gate, asynchronous: bool, last: bool) -> None:
+def test_an_error_leaves_no_pin_after(open_busy: Open, gate: Gate, asynchronous: bool, last: bool) -> None:
     broken = np.asarray(Image.open(io.BytesIO(maze(3))))
     gate.error, gate.fails = ValueError("broken"), lambda pixels: bool(np.array_equal(pixels, broken))
     gate.release.set()
@@ -314,30 +286,31 @@ def test_an_error_leaves_no_pin_behind(open_busy: Open, gate: Gate, asynchronous
     assert (processor.cache_stats.pinned, processor.cache_stats.entries) == (0, 1)
 
 
-def test_a_step_that_outlives_a_failed_request_pins_nothing(open_busy: Open) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_item_beside_one_that_fails_is_finished_kept_and_not_pinned(open_busy: Open, asynchronous: bool) -> None:
     release, begun = threading.Event(), threading.Event()
 
     class Uneven(Processor):
         """Fails on the first of its images while the second is still being prepared."""
 
-        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
+        def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
             if decoded.pixels.shape[0] == 3:
                 assert begun.wait(10)
+                threading.Timer(0.1, release.set).start()
                 raise ValueError("broken")
             begun.set()
             assert release.wait(10)
             return super().prepare(decoded, layout, options)
 
     processor = open_busy(Uneven)
+    media = [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)]
+    process = (lambda *given: asyncio.run(processor.process_async(*given))) if asynchronous else processor.process
     with pytest.raises(ProcessorError, match="broken"):
-        processor.process("<image> <image>", [np.zeros((3, 3, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)])
-    assert processor.cache_stats.entries == 0  # the other is still at work
-    release.set()
-    settle(processor, 1)
+        process("<image> <image>", media)
     assert (processor.cache_stats.entries, processor.cache_stats.pinned) == (1, 0)
 
 
-def test_cancelling_a_request_leaves_no_pin_behind(open_busy: Open, gate: Gate) -> None:
+def test_cancelling_a_request_leaves_no_pin_after(open_busy: Open, gate: Gate) -> None:
     processor = open_busy(Held)
     gate.release.set()
     processor.process("<image>", [maze(0)])
@@ -391,7 +364,7 @@ def test_requests_in_threads_and_on_the_loop_prepare_one_image_once_and_one_may_
     assert (stats.misses, stats.joins, stats.pinned) == (1, 5, 0)
 
 
-def test_a_failure_is_told_to_all_who_wait_and_the_next_request_tries_again(open_busy: Open, gate: Gate) -> None:
+def test_a_failure_is_reported_to_all_who_wait_and_the_next_request_tries_again(open_busy: Open, gate: Gate) -> None:
     processor = open_busy(Held)
     gate.error = ValueError("broken")
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from toy import word_tokenizer
 
 from mm_plugin import (
     EmbedOutput,
@@ -40,7 +41,7 @@ COLOR = (10, 20, 30)
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, word_tokenizer: Callable[..., Any]) -> Path:
+def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["Duties"], "vocab_size": 4}))
@@ -71,7 +72,7 @@ def registry(site: Any, open_registry: Callable[..., Any], monkeypatch: pytest.M
         return self.as_subclass(part("parts").Elsewhere) if away else original(self, *arguments, **named)
 
     monkeypatch.setattr(torch.Tensor, "to", to)
-    opened: Registry = open_registry(store="shelf")
+    opened: Registry = open_registry(preprocess_store="shelf", embedding_store="shelf")
     return opened
 
 

@@ -111,7 +111,7 @@ class Odd(MMPluginError):
 
 
 @pytest.mark.parametrize("error", [Odd(), asyncio.CancelledError(), SystemExit(3), StopIteration(), RuntimeError("no")])
-def test_whatever_an_encoder_raises_is_told_of_its_items_alone(error: BaseException) -> None:
+def test_whatever_an_encoder_raises_is_reported_of_its_items_alone(error: BaseException) -> None:
     def failing(items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
         if any(float(entry.feature) == 2 for entry in items):
             raise error
@@ -162,8 +162,10 @@ FACTS = (3, HIDDEN, torch.float32, torch.device("cpu"))
 @pytest.mark.parametrize(
     "entry",
     [
+        Encoded(torch.ones(2, HIDDEN)),
+        Encoded(torch.ones(3, HIDDEN, dtype=torch.float64)),
+        Encoded("rows"),
         (Encoded(torch.ones(2, HIDDEN)), *FACTS),
-        (Encoded(torch.ones(3, HIDDEN, dtype=torch.float64)), *FACTS),
         (Encoded("rows"), *FACTS),
         ("rows", *FACTS),
         ("rows", np.array([1, 2]), 1, 2, 3),
@@ -171,7 +173,7 @@ FACTS = (3, HIDDEN, torch.float32, torch.device("cpu"))
         "rows",
         7,
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_a_store_that_lies_is_a_miss(entry: Any) -> None:
     cache = EmbeddingCache(100, store=Lying(entry))
@@ -182,7 +184,7 @@ def test_a_store_that_lies_is_a_miss(entry: Any) -> None:
 
 
 def test_rows_of_a_plugins_store_that_fit_are_taken() -> None:
-    cache = EmbeddingCache(100, store=Lying((Encoded(torch.full((3, HIDDEN), 9.0)), *FACTS)))
+    cache = EmbeddingCache(100, store=Lying(Encoded(torch.full((3, HIDDEN), 9.0))))
     assert (step([request(item(5))], cache=cache).input_embeds[1:4] == 9).all()
 
 

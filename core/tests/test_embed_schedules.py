@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
+from mm_plugin.identity import digest, frame
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
-from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
+from mm_plugin.items import ITEM_KEY_BYTES, Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
 HIDDEN, VOCABULARY, LAYERS = 2, 30, 2
@@ -33,7 +34,7 @@ def rows_from(modality: int, seed: int, count: int) -> list[list[float]]:
     return [[10_000.0 * modality + 1000 * seed + 20 * count + row, 0.5 + row] for row in range(count)]
 
 
-class Medium(msgspec.Struct, frozen=True):
+class Media(msgspec.Struct, frozen=True):
     """One item as it is drawn: what it shows, how it came, and (gap before, length) of each run."""
 
     modality: Modality
@@ -45,7 +46,7 @@ class Medium(msgspec.Struct, frozen=True):
 class Case(msgspec.Struct, frozen=True):
     """Requests (a text-only one has no media; tokens after the last item; whether runs are woven), and moves of a schedule."""
 
-    requests: tuple[tuple[tuple[Medium, ...], int, bool], ...]
+    requests: tuple[tuple[tuple[Media, ...], int, bool], ...]
     capacity: int | None
     moves: tuple[tuple[tuple[str, int, int], ...], ...]
     max_tokens: int | None
@@ -53,7 +54,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 MEDIA = st.builds(
-    Medium,
+    Media,
     st.sampled_from(Modality),
     st.integers(1, 3),
     st.sampled_from(MultimodalInputFormat),
@@ -77,7 +78,7 @@ CASES = st.builds(
 class Request:
     """A request, its reference rows token by token, and how far it is."""
 
-    def __init__(self, media: Sequence[Medium], tail: int, woven: bool) -> None:
+    def __init__(self, media: Sequence[Media], tail: int, woven: bool) -> None:
         self.owner: dict[int, tuple[int, list[float]]] = {}
         runs = [(index, number) for index, media_input in enumerate(media) for number in range(len(media_input.runs))]
         if woven:  # first runs of all items, then second runs: an item's gap then holds another item
@@ -129,6 +130,12 @@ def key_of(item: MultimodalDataItem) -> Identity:
     return (item.modality, item.identity or b"", sum(end - start + 1 for start, end in item.offsets))
 
 
+def item_bytes(key: Identity) -> bytes:
+    """What a cache knows the item by."""
+    modality, identity, rows = key
+    return digest(frame(["mm-plugin/item-embedding", 1, int(modality), identity, rows]))
+
+
 class Encoders:
     """Callables by modality that note what they are asked for, a set of keys for each call."""
 
@@ -151,13 +158,12 @@ class Encoders:
         return Encoded(rows, deepstack=torch.stack([rows + 100_000 * (layer + 1) for layer in range(LAYERS)]))
 
 
-def cached_keys(cache: EmbeddingCache | None) -> set[Identity]:
+def cached_keys(cache: EmbeddingCache | None) -> set[bytes]:
     """What the cache has, or remembers because a request of another step holds it."""
     if cache is None:
         return set()
-    return {
-        key[:3] for key in [*cache.store._entries, *(key for key, held in cache._held.items() if held() is not None)]
-    }  # type: ignore[attr-defined]
+    known = [*cache.store._entries, *(key for key, held in cache._held._references.items() if held() is not None)]  # type: ignore[attr-defined]
+    return {key[:ITEM_KEY_BYTES] for key in known}
 
 
 def take_step(
@@ -170,14 +176,14 @@ def take_step(
         [extend for _, extend in chunk],
     )
     ids = [request.ids[start : start + extend] for request, (start, extend) in zip(requests, chunk, strict=True)]
-    there = cached_keys(cache) | {key[:3] for request in requests for key in request.media.held_embeddings}
+    there = cached_keys(cache) | {key[:ITEM_KEY_BYTES] for request in requests for key in request.media.held_embeddings}
     wanted = set().union(*(request.met(*part) for request, part in zip(requests, chunk, strict=True)))
     calls = len(encoders.calls)
     out = embed_mm_inputs(torch.cat(ids), batch, TABLE, encoders.mapping(), cache, max_encode_tokens=case.max_tokens)
     assert out.failed == ()
     encoded = [key for call in encoders.calls[calls:] for key in call]
     # Exactly what the chunk meets and nobody has, each once: so nothing in vain, and nothing twice.
-    assert sorted(encoded) == sorted(wanted - there)
+    assert sorted(encoded) == sorted(key for key in wanted if item_bytes(key) not in there)
     if case.max_tokens is None:
         assert len(encoders.calls) - calls == len({key[0] for key in encoded})
     else:
@@ -234,7 +240,7 @@ def run(case: Case) -> None:
 @pytest.mark.case("5.9")
 @pytest.mark.case("5.10")
 @pytest.mark.case("7.3")
-@settings(max_examples=3000, **QUICK)
+@settings(max_examples=600, **QUICK)
 @given(CASES)
 def test_every_schedule_gives_the_reference_rows_and_encodes_nothing_in_vain(case: Case) -> None:
     run(case)
@@ -257,7 +263,7 @@ def test_twenty_thousand_schedules_give_the_reference_rows(case: Case) -> None:
     st.booleans(),
 )
 def test_chunks_of_one_request_alone_encode_each_item_once_whatever_the_cache(
-    media: list[Medium], extends: list[int], capacity: int | None, woven: bool
+    media: list[Media], extends: list[int], capacity: int | None, woven: bool
 ) -> None:
     """Items of other seeds, so that none helps another; each is held from its first row to its last."""
     distinct = [msgspec.structs.replace(media_input, seed=index + 1) for index, media_input in enumerate(media)]

@@ -15,7 +15,7 @@ from mm_plugin.events import Observers
 from mm_plugin.inputs import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
-BLAME = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
+OWNER = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
 HIDDEN = 3
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def make_item(count: int, *, rows: Any = None) -> MultimodalDataItem:
 
 
 def check(result: Any, items: Sequence[MultimodalDataItem], dtype: torch.dtype = torch.float32) -> list[Encoded]:
-    return checked_embeddings(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, owner=BLAME)
+    return checked_embeddings(result, items, hidden=HIDDEN, dtype=dtype, device=CPU, owner=OWNER)
 
 
 class Everything(Encoder, EncodesImages, EncodesVideos, EncodesAudio):
@@ -64,11 +64,11 @@ def test_each_modality_goes_to_its_own_mixin(modality: Modality) -> None:
 @pytest.mark.parametrize("modality", [Modality.IMAGE, Modality.VIDEO])
 def test_what_has_no_mixin_is_refused_by_name(modality: Modality) -> None:
     encoder = Audios()
-    encoder.bind(version="1", owner=BLAME)
+    encoder.bind(version="1", owner=OWNER)
     assert encoder.encode(Modality.AUDIO, []) == ["audio"]
     with pytest.raises(EncoderError, match=f"Audios does not encode {modality.argument}") as caught:
         encoder.encode(modality, [])
-    assert (caught.value.plugin, caught.value.distribution, caught.value.version) == tuple(BLAME.values())
+    assert (caught.value.plugin, caught.value.distribution, caught.value.version) == tuple(OWNER.values())
 
 
 def test_an_encoder_that_lacks_a_method_cannot_be_made() -> None:
@@ -84,8 +84,8 @@ def test_an_encoder_that_lacks_a_method_cannot_be_made() -> None:
 def test_binding_is_of_the_object_and_not_of_its_class() -> None:
     first, second = Everything(), Everything()
     observers = Observers()
-    first.bind(version="a", owner=BLAME, observers=observers)
-    assert (first.version, first.owner, first.observers) == ("a", BLAME, observers)
+    first.bind(version="a", owner=OWNER, observers=observers)
+    assert (first.version, first.owner, first.observers) == ("a", OWNER, observers)
     assert (second.version, second.owner, second.observers) == ("", {}, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ TREE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ProcessorError": ("PluginError", "processor", ("plugin", "distribution", "version")),
     "EncoderError": ("PluginError", "encoder", ("plugin", "distribution", "version")),
     "NoModelError": ("MMPluginError", "no_model", ("asked", "records", "served")),
-    "UnattributedError": ("MMPluginError", "neutral", ()),
+    "UnattributedError": ("MMPluginError", "unattributed", ()),
     "SpanError": ("UnattributedError", "span", ()),
     "SizeError": ("UnattributedError", "size", ()),
     "SpecError": ("UnattributedError", "spec", ()),
@@ -140,3 +141,41 @@ def test_an_error_is_caught_by_what_stands_above_it(name: str, caught: str) -> N
 
 def test_a_client_error_is_no_plugin_error() -> None:
     assert not issubclass(errors.RequestError, errors.PluginError | errors.UsageError | errors.UnattributedError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "limit", "value"),
+    [
+        (
+            {"path": "images[0]", "limit": 100, "value": 120, "fix": "send a smaller image"},
+            "images[0]: expected at most 100 pixels, got 120; raise max_it or send a smaller image",
+            100,
+            120,
+        ),
+        (
+            {"path": "images[0]", "limit": 100, "value": 120, "found": "10 x 12"},
+            "images[0]: expected at most 100 pixels, got 10 x 12; raise max_it",
+            100,
+            120,
+        ),
+        ({"path": None, "limit": 3, "value": 4}, "request: expected at most 3 pixels, got 4; raise max_it", 3, 4),
+        ({"path": "a", "limit": 3, "value": None}, "a: expected at most 3 pixels, got more; raise max_it", 3, None),
+        ({"path": "a", "limit": 7200.0, "value": 7200.5}, "a: expected at most 7200 pixels, got 7200.5; raise max_it", 7200, 7200),
+        (
+            {"path": "a", "limit": 1.5, "value": float("inf")},
+            "a: expected at most 1.5 pixels, got inf; raise max_it",
+            1,
+            sys.maxsize,
+        ),
+        (
+            {"path": "a", "limit": 10, "value": 1 << 80, "found": "many"},
+            "a: expected at most 10 pixels, got many; raise max_it",
+            10,
+            sys.maxsize,
+        ),
+    ],
+)  # fmt: skip
+def test_every_limit_speaks_in_one_form(arguments: Any, message: str, limit: int, value: int | None) -> None:
+    error = errors.LimitError.exceeded("pixels", setting="max_it", **arguments)
+    assert (str(error), error.setting, error.limit, error.value) == (message, "max_it", limit, value)
+    assert error.path == arguments["path"]

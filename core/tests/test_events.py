@@ -1,4 +1,4 @@
-"""Observers: who hears what, in which order, and that none of them can break a request."""
+"""Observers: which events they receive, in which order, and that none of them can break a request."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ EVENTS = [
 ]
 
 
-def test_every_observer_hears_every_event_in_the_order_of_adding() -> None:
-    heard: list[tuple[str, Event]] = []
-    observers = Observers([lambda event: heard.append(("first", event))])
-    observers.add(lambda event: heard.append(("second", event)))
+def test_every_observer_receives_every_event_in_the_order_of_adding() -> None:
+    received: list[tuple[str, Event]] = []
+    observers = Observers([lambda event: received.append(("first", event))])
+    observers.add(lambda event: received.append(("second", event)))
     for event in EVENTS:
         observers.emit(event)
-    assert heard == [(who, event) for event in EVENTS for who in ("first", "second")]
+    assert received == [(name, event) for event in EVENTS for name in ("first", "second")]
 
 
-def test_one_added_later_hears_only_what_comes_after() -> None:
-    heard: list[Event] = []
+def test_one_added_later_receives_only_what_comes_after() -> None:
+    received: list[Event] = []
     observers = Observers()
     observers.emit(EVENTS[0])
-    observers.add(heard.append)
+    observers.add(received.append)
     observers.emit(EVENTS[1])
-    assert heard == [EVENTS[1]]
+    assert received == [EVENTS[1]]
 
 
 @pytest.mark.parametrize(
     "raised", [ValueError("x"), SystemExit(3), MemoryError()], ids=lambda error: type(error).__name__
 )
-def test_one_that_raises_is_dropped_after_one_line_and_the_others_go_on(
+def test_one_that_raises_is_removed_after_one_line_and_the_others_go_on(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[str] = []
@@ -102,17 +102,17 @@ def test_a_keyboard_interrupt_passes_through() -> None:
         Observers([interrupted]).emit(FALLBACK)
 
 
-def test_one_may_add_another_while_it_hears() -> None:
-    heard: list[Event] = []
+def test_one_may_add_another_while_it_is_called() -> None:
+    received: list[Event] = []
     observers = Observers()
-    observers.add(lambda event: observers.add(heard.append) if not heard else None)
+    observers.add(lambda event: observers.add(received.append) if not received else None)
     observers.emit(EVENTS[0])
     observers.emit(EVENTS[1])
-    assert heard == [EVENTS[1]]
+    assert received == [EVENTS[1]]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_says_its_kind_when_it_is_written_down(event: Event) -> None:
+def test_an_event_says_its_kind_when_it_is_encoded(event: Event) -> None:
     written = msgspec.json.decode(msgspec.json.encode(event))
     assert written["type"] == type(event).__name__
     assert msgspec.json.decode(msgspec.json.encode(event), type=type(event)) == event

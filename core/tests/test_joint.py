@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from toy import Toy, png, toy_spec
 
 from mm_plugin import (
-    BaseOptions,
     DecodedMedia,
     JointItem,
     JointOutput,
     LimitError,
     MediaError,
     Modality,
-    ModelProcessor,
-    ModelSpec,
     MultimodalInputs,
     PlaceholderError,
     PrecomputedEmbeddings,
@@ -33,24 +29,12 @@ from mm_plugin import (
 from mm_plugin.events import HashIgnored, ItemKeyed
 
 WORD, OTHER, IMAGE, MARK = 1, 2, 3, 4
-SPEC = ModelSpec(
-    name="mosaic",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("heights",)},
-    padding="offsets",
-    processor="mosaic:Processor",
-    encoder="mosaic:Encoder",
-)
+SPEC = toy_spec(name="mosaic", fields={Modality.IMAGE: ("heights",)}, padding="offsets")
 Open = Callable[..., Any]
 
 
-class Mosaic(ModelProcessor, ProcessesJointly):
+class Mosaic(ProcessesJointly, Toy):
     """All images side by side, as many rows as the highest is high, wherever the text says `<image>`; then a mark."""
-
-    Options = BaseOptions
-    seen: list[tuple[str, bool]]
 
     def is_joint(self) -> bool:
         return True
@@ -70,17 +54,14 @@ class Mosaic(ModelProcessor, ProcessesJointly):
         fields = {"heights": np.array(heights)}
         return JointOutput(np.array([*ids, MARK]), [JointItem(Modality.IMAGE, is_embed, feature, fields)])
 
-    def context(self, counts: Mapping[Modality, int]) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: None) -> dict[str, Any]:
-        raise AssertionError("a medium was laid out by itself")
+    def layout(self, modality: Modality, size: Any, options: Any, context: Any) -> dict[str, Any]:
+        raise AssertionError("an image was laid out by itself")
 
     def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
-        raise AssertionError("a medium was prepared by itself")
+        raise AssertionError("an image was prepared by itself")
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        raise AssertionError("a medium was replaced by itself")
+        raise AssertionError("an image was replaced by itself")
 
 
 @pytest.fixture
@@ -88,14 +69,7 @@ def mosaic(open_words: Open) -> Any:
     return open_words(Mosaic, SPEC, ["<image>", "<mark>"], ("word", "other"))
 
 
-def png(seed: int, height: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 200, (height, 2, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-A, B = png(0, 3), png(1, 4)
+A, B = png(0, 3, 2), png(1, 4, 2)
 
 
 def test_a_request_gives_one_item_with_the_spans_of_all_its_media(mosaic: Any, events: list[Any]) -> None:
@@ -139,8 +113,8 @@ def test_a_request_without_media_needs_no_model(mosaic: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"expanded": True}, "expanded must be False"),
-        ({"on_overflow": "drop_oldest"}, "on_overflow must be 'error'"),
+        ({"expanded": True}, "expanded: .* it must be False"),
+        ({"on_overflow": "drop_oldest"}, "on_overflow: .* it must be 'error'"),
     ],
 )
 def test_what_needs_single_media_is_refused(mosaic: Any, arguments: dict[str, Any], said: str) -> None:
@@ -149,7 +123,7 @@ def test_what_needs_single_media_is_refused(mosaic: Any, arguments: dict[str, An
     with pytest.raises(UsageError, match="not token ids"):
         mosaic.process([IMAGE], [A])
     for call in (lambda: mosaic.count("image", (3, 3)), lambda: mosaic.prepare_item("image", A)):
-        with pytest.raises(UsageError, match="prepares a request as a whole"):
+        with pytest.raises(UsageError, match="prepares the media inputs of a request together"):
             call()
 
 
@@ -160,12 +134,12 @@ def test_limits_hold(open_words: Open, decodes: list[str]) -> None:
     with pytest.raises(LimitError, match="images\\[1\\]") as caught:
         opened(max_image_pixels=6).process("<image> <image>", [A, B])
     assert caught.value.setting == "max_image_pixels"
-    with pytest.raises(LimitError, match="2 media"):
+    with pytest.raises(LimitError, match="at most 1 media inputs, got 2"):
         opened(max_items=1).process("<image> <image>", [A, B])
     assert decodes == []
-    with pytest.raises(LimitError, match="images: takes 4 tokens"):
+    with pytest.raises(LimitError, match="images: expected at most 3 tokens, got 4"):
         opened(max_item_tokens=3).process("<image>", [B])
-    with pytest.raises(LimitError, match="5 tokens, at most 4"):
+    with pytest.raises(LimitError, match="at most 4 tokens in the expanded prompt, got 5"):
         opened().process("<image>", [B], max_prompt_tokens=4)
     assert len(opened().process("<image>", [B], max_prompt_tokens=5).input_ids) == 5
 
@@ -184,7 +158,7 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
     good = {"heights": np.array([1])}
     feature = np.zeros(3, dtype=np.uint8)
     wrong: list[tuple[Any, str]] = [
-        (None, "must return Whole"),
+        (None, "must return JointOutput"),
         (JointOutput(ids.astype(np.int32), [JointItem(Modality.IMAGE, row, feature, good)]), "int64"),
         (JointOutput(ids, []), "one item for each"),
         (JointOutput(ids, [JointItem(Modality.AUDIO, row, feature, good)]), "one item for each"),
@@ -199,8 +173,8 @@ def test_faults_have_their_author(mosaic: Any, monkeypatch: pytest.MonkeyPatch) 
             mosaic.process("<image>", [A])
 
 
-def test_a_callers_hashes_are_left_aside_and_that_is_told(mosaic: Any, events: list[Any]) -> None:
+def test_a_callers_hashes_are_left_aside_and_that_is_reported(mosaic: Any, events: list[Any]) -> None:
     plain = mosaic.process("<image>", [A]).mm_items[0].identity
     assert mosaic.process("<image>", [A], mm_hashes=["ab"]).mm_items[0].identity == plain
-    (told,) = [event for event in events if isinstance(event, HashIgnored)]
-    assert (told.path, told.why) == ("mm_hashes", "the request is prepared as a whole")
+    (reported,) = [event for event in events if isinstance(event, HashIgnored)]
+    assert (reported.path, reported.why) == ("mm_hashes", "the media inputs of the request are prepared together")

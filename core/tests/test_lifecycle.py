@@ -567,7 +567,7 @@ class Worker:
 @pytest.mark.case("5.4")
 @pytest.mark.case("5.5")
 @pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
-def test_two_thousand_mixed_requests_leave_nothing_behind(retain: Any) -> None:
+def test_two_thousand_mixed_requests_leave_nothing_after(retain: Any) -> None:
     worker = Worker(retain, seed=5)
     while worker.admitted < 2000:
         worker.tick()

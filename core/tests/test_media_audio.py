@@ -145,7 +145,7 @@ def test_lossy_audios_are_near_what_they_were(container: str, codec: str, form: 
     assert np.argmax(spectrum) == 440
     assert np.abs(found[rate // 2 : rate]).max() == pytest.approx(0.5, abs=0.03)
     # The head is near what is decoded.
-    header = opened(data).header()
+    header = opened(data).probe()
     assert header.sampling_rate == rate
     assert abs(header.num_samples - len(found)) <= 3 * 1152
     assert probe(data, modality="audio") == header
@@ -268,7 +268,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a rate that nobody sells": (AudioSamples(np.zeros(9, np.float32), 10**9), "metadata"),
     "truth for a rate": (AudioSamples(np.zeros(9, np.float32), True), "metadata"),
     "nothing": (b"", "empty"),
-    "text": (b"hello, this is no sound at all" * 9, "format"),
+    "text": (b"hello, this is text, no audio!" * 9, "format"),
     "head only": (wav(b"", 16000, 1, 16), "empty"),
     "nan in a file": (wav(np.array([0, np.nan], "<f4").tobytes(), 16000, 1, 32, kind=3), "samples"),
     "inf in a file": (wav(np.array([0, np.inf], "<f8").tobytes(), 16000, 1, 64, kind=3), "samples"),
@@ -368,7 +368,7 @@ def test_limits_of_given_samples_and_of_bytes() -> None:
 def test_a_fast_audio_is_kept_at_the_model_s_rate_alone(fresh: Callable[..., Any], tmp_path: Any) -> None:
     """Ten minutes at 192 kHz are 460 MB of float32; at 16 kHz they are 38."""
     data = encoded(np.zeros((192_000, 1), np.int16), 192_000, "flac", "flac")
-    file = tmp_path / "sound"
+    file = tmp_path / "audio"
     frames = data[data.index(b"\xff\xf8") :]
     assert len(frames) < 10_000
     file.write_bytes(data + frames * 599)
@@ -400,8 +400,8 @@ print(json.dumps([found, (peak() - before) // 1024]))
 def test_heads_tell_the_length_without_decoding(decoded_samples: list[int]) -> None:
     levels = whole_numbers(sine(44100, 1.25))[:, None]
     for data in (wav(levels.astype("<i2").tobytes(), 44100, 1, 16), encoded(levels, 44100, "flac", "flac")):
-        assert opened(data).header() == AudioSize(len(levels), 44100)
-    assert opened(AudioSamples(levels[:, 0], 44100)).header() == AudioSize(len(levels), 44100)
+        assert opened(data).probe() == AudioSize(len(levels), 44100)
+    assert opened(AudioSamples(levels[:, 0], 44100)).probe() == AudioSize(len(levels), 44100)
     assert decoded_samples == []
 
 
@@ -426,8 +426,8 @@ def test_tags_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """FFmpeg compares each tag with all others: 60,000 of them, a megabyte, take it a minute."""
     levels = whole_numbers(sine(16000, 0.5))
     plain = wav(levels.tobytes(), 16000, 1, 16)
-    behind = wav(levels.tobytes(), 16000, 1, 16, extra=chunk(b"id3 ", id3(60_000)))
-    assert np.array_equal(samples_of(behind, 16000), samples_of(plain, 16000))
+    after = wav(levels.tobytes(), 16000, 1, 16, extra=chunk(b"id3 ", id3(60_000)))
+    assert np.array_equal(samples_of(after, 16000), samples_of(plain, 16000))
     mp3 = encoded(levels[:, None], 16000, "mp3", "libmp3lame", form="s16p")
     assert np.array_equal(samples_of(id3(60_000) + mp3, 16000), samples_of(mp3, 16000))
     assert len(samples_of(tagged(4000), 16000)) == 8000
@@ -439,7 +439,7 @@ def test_tags_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_of_one_tick_are_counted_by_chunk() -> None:
-    """PCM in mov tells every sample; a camera's minutes of it are no hostile file, chunks without end are."""
+    """PCM in mov tells every sample; a camera's minutes of it are not a hostile file, chunks without end are."""
     levels = np.zeros((1_500_000, 1), np.int16)
     data = encoded(levels, 48000, "mov", "pcm_s16le")
     assert len(samples_of(data, 48000)) == 1_500_000
@@ -450,7 +450,7 @@ def test_samples_of_one_tick_are_counted_by_chunk() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"APETAGEX" + bytes(200), b"TAG" + bytes(125), bytes(1000), b"\xff\xfb\x90\x64" * 50])
-def test_what_stands_behind_an_mp3_is_passed_over(junk: bytes) -> None:
+def test_what_stands_after_an_mp3_is_passed_over(junk: bytes) -> None:
     mp3 = encoded(whole_numbers(sine(44100, 0.5))[:, None], 44100, "mp3", "libmp3lame", form="s16p")
     expected = samples_of(mp3, 44100)
     found = samples_of(mp3 + junk, 44100)
@@ -460,9 +460,9 @@ def test_what_stands_behind_an_mp3_is_passed_over(junk: bytes) -> None:
 def test_the_rate_that_is_heard_counts() -> None:
     """Opus is decoded at 48 kHz, whatever its container says; so is the whole band of HE-AAC, of which the head tells half."""
     data = encoded(whole_numbers(sine(48000, 1.0))[:, None], 48000, "matroska", "libopus", form="flt")
-    told = b"\xb5\x88" + struct.pack(">d", 48000.0)
-    assert told in data
-    other = data.replace(told, b"\xb5\x88" + struct.pack(">d", 24000.0))
+    reported = b"\xb5\x88" + struct.pack(">d", 48000.0)
+    assert reported in data
+    other = data.replace(reported, b"\xb5\x88" + struct.pack(">d", 24000.0))
     assert np.array_equal(samples_of(other, 48000), samples_of(data, 48000))
     assert np.array_equal(samples_of(other, 16000), samples_of(data, 16000))
 

@@ -19,7 +19,9 @@ from typing import Annotated, Any
 import av
 import numpy as np
 import pytest
+import toy
 from PIL import Image
+from toy import PlainToy, ToyOptions, toy_spec
 
 from mm_plugin.errors import LimitError, MediaError, ProcessorError, RequestError, SizeError, UsageError
 from mm_plugin.items import Modality
@@ -36,23 +38,19 @@ from mm_plugin.media import (
     probe,
 )
 from mm_plugin.media.video import EncodedVideo, GivenFrames
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import AcceptsAudio, AcceptsVideos, BaseOptions, ModelProcessor, OptionScope
+from mm_plugin.processor import ModelProcessor, OptionScope
 from mm_plugin.spec import ModelSpec
 
 
-class Options(BaseOptions, frozen=True, kw_only=True):
+class Options(ToyOptions, frozen=True, kw_only=True):
     step: Annotated[int, OptionScope.request("video")] = 10
     rate: Annotated[int, OptionScope.request("audio")] = 1000
 
 
-class Processor(AcceptsVideos, AcceptsAudio, ModelProcessor):
+class Processor(PlainToy):
     """A row for each image, for each sampled frame, and for each tenth of a second."""
 
     Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> None:
-        return None
 
     def sample(self, size: VideoSize, options: Options) -> Sampling:
         indices = np.arange(0, size.frames, options.step, dtype=np.int64)
@@ -61,34 +59,26 @@ class Processor(AcceptsVideos, AcceptsAudio, ModelProcessor):
     def sampling_rate(self, options: Options) -> int:
         return options.rate
 
+    def rows(self, modality: Modality, size: Any, options: Options, context: None) -> int:
+        if modality is Modality.AUDIO:
+            return -(-size.num_samples * 10 // size.sampling_rate)
+        return size.frames if modality is Modality.VIDEO else 1
+
     def layout(self, modality: Modality, size: Any, options: Options, context: None) -> dict[str, Any]:
-        if modality is Modality.VIDEO:
-            return {"rows": size.frames, "times": size.timestamps}
-        return {"rows": 1 if modality is Modality.IMAGE else -(-size.num_samples * 10 // size.sampling_rate)}
+        times = {"times": size.timestamps} if modality is Modality.VIDEO else {}
+        return super().layout(modality, size, options, context) | times
 
     def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
         if decoded.modality is Modality.VIDEO:
             return np.stack([frame.mean(axis=(0, 1)) for frame in decoded.frames]).astype(np.float32)
         return decoded.pixels.mean(axis=(0, 1)) if decoded.modality is Modality.IMAGE else decoded.samples
 
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        modality = Modality.VIDEO if "times" in layout else Modality.IMAGE
-        return Replacement.repeat(self.special_tokens.placeholders[modality], layout["rows"])
+
+FIELDS = dict.fromkeys(Modality, ("rows", "kind")) | {Modality.VIDEO: ("rows", "kind", "times")}
 
 
 def spec(*modalities: Modality) -> ModelSpec:
-    fields = {Modality.IMAGE: ("rows",), Modality.VIDEO: ("rows", "times"), Modality.AUDIO: ("rows",)}
-    tokens = {Modality.IMAGE: "<image>", Modality.VIDEO: "<video>", Modality.AUDIO: "<audio>"}
-    return ModelSpec(
-        name="many",
-        output_version=1,
-        modalities=modalities,
-        placeholders={one: tokens[one] for one in modalities},
-        fields={one: fields[one] for one in modalities},
-        padding="runs",
-        processor="many:Processor",
-        encoder="many:Encoder",
-    )
+    return toy_spec(*modalities, name="many", fields={modality: FIELDS[modality] for modality in modalities})
 
 
 ALL = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
@@ -120,9 +110,7 @@ def footage(count: int = 40, seed: int = 0, size: tuple[int, int] = (32, 48)) ->
 
 
 def png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return toy.png(seed, 20, 20)
 
 
 def wav(seed: int, count: int = 4410, rate: int = 4410) -> bytes:
@@ -430,8 +418,8 @@ WRONG: dict[str, Any] = {
     "more times": Sampling(places(0), times(0, 1), 1.0),
     "times in a list": Sampling(places(0, 1), [0.0, 1.0], 1.0),  # type: ignore[arg-type]
     "whole times": Sampling(places(0, 1), places(0, 1), 1.0),
-    "times that are none": Sampling(places(0, 1), times(0, float("nan")), 1.0),
-    "a rate that is none": Sampling(places(0, 1), times(0, 1), float("nan")),
+    "invalid times": Sampling(places(0, 1), times(0, float("nan")), 1.0),
+    "an invalid rate": Sampling(places(0, 1), times(0, 1), float("nan")),
     "an endless rate": Sampling(places(0, 1), times(0, 1), float("inf")),
     "no rate": Sampling(places(0, 1), times(0, 1), 0.0),
     "a word for a rate": Sampling(places(0, 1), times(0, 1), "2"),  # type: ignore[arg-type]
@@ -601,7 +589,7 @@ def test_pixels_of_objects_are_counted_over_a_request_before_any_is_touched(open
 @pytest.mark.parametrize("sampled", [np.zeros(2), [object()], "x", 1, None], ids=lambda value: type(value).__name__)
 def test_whether_frames_were_chosen_is_true_or_false(open_many: Open, sampled: Any) -> None:
     frames = VideoFrames(np.zeros((2, 8, 8, 3), np.uint8), fps=2.0, sampled=sampled)
-    with pytest.raises(MediaError, match="sampled must be true or false"):
+    with pytest.raises(MediaError, match="sampled must be True or False"):
         open_many().process("<video>", videos=[frames])
 
 

@@ -22,7 +22,18 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from mm_plugin.errors import LimitError, MediaError, MMPluginError
-from mm_plugin.media import SampledVideo, Sampling, VideoFrames, VideoSize, open_video, probe, video, whole
+from mm_plugin.media import (
+    SampledVideo,
+    Sampling,
+    VideoFrames,
+    VideoSize,
+    open_video,
+    probe,
+    video,
+    video_frames,
+    video_index,
+    whole,
+)
 from mm_plugin.media.container_headers import check_head
 from mm_plugin.settings import Settings
 
@@ -150,7 +161,7 @@ def opened(data: Any, settings: Settings = SETTINGS) -> Any:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each frame that a decoder gave while the test runs: its pts."""
     seen: list[int] = []
-    original = video.open_container
+    original = video_index.open_container
 
     class Counting:
         def __init__(self, container: Any) -> None:
@@ -169,17 +180,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         with original(*arguments) as container:
             yield Counting(container)
 
-    monkeypatch.setattr(video, "open_container", opens)
+    monkeypatch.setattr(video_index, "open_container", opens)
     return seen
 
 
 # ------------------------------------------------------------------ frames and times
 
 
-@pytest.mark.parametrize("seek", [0, video._WORTH_SEEKING])
+@pytest.mark.parametrize("seek", [0, video_frames._WORTH_SEEKING])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_any_frames_are_those_of_a_sequential_decode(name: str, seek: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video, "_WORTH_SEEKING", seek)
+    monkeypatch.setattr(video_frames, "_WORTH_SEEKING", seek)
     expected, source = decoded(name), opened(footage(name))
     assert source.probe().frames == len(expected)
     random = np.random.default_rng(len(name) + seek)
@@ -197,7 +208,7 @@ def test_any_frames_are_those_of_a_sequential_decode(name: str, seek: int, monke
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_subset_of_an_open_group_video_is_exact(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
-    monkeypatch.setattr(video, "_WORTH_SEEKING", data.draw(st.sampled_from([0, 3, 16])))
+    monkeypatch.setattr(video_frames, "_WORTH_SEEKING", data.draw(st.sampled_from([0, 3, 16])))
     name = data.draw(st.sampled_from(["mp4, open groups", "mkv, open groups", "webm, vp8", "mp4, groups of two"]))
     expected = decoded(name)
     indices = sorted(data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6)))
@@ -231,7 +242,7 @@ def test_times_are_those_of_arithmetic(name: str, rate: Any) -> None:
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
-def test_a_variable_rate_is_told_frame_by_frame(container: str) -> None:
+def test_a_variable_rate_is_reported_frame_by_frame(container: str) -> None:
     shown = [0, 40, 50, 500, 501, 2000, 2040, 5000, 5001, 9000]
     data = encode(10, container, pts=shown, time_base=Fraction(1, 1000))
     size = probe(data, modality="video", settings=SETTINGS)
@@ -242,7 +253,7 @@ def test_a_variable_rate_is_told_frame_by_frame(container: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(frames_of(opened(data), range(10)), expected, strict=True))
 
 
-def test_a_video_that_begins_late_is_told_from_its_first_frame() -> None:
+def test_a_video_that_begins_late_is_reported_from_its_first_frame() -> None:
     size = probe(encode(5, pts=[700, 800, 900, 1000, 1100], time_base=Fraction(1, 1000)), modality="video")
     assert np.allclose(size.timestamps, [0, 0.1, 0.2, 0.3, 0.4], atol=1e-6)
 
@@ -315,7 +326,7 @@ def test_a_turn_is_known_where_a_frame_brings_things_without_a_name(monkeypatch:
     pixels = np.arange(12).reshape(3, 4)
     for rotation in (0, 90, 180, -90, -180):
         Frame.rotation = rotation
-        turn = video._turn_of(Frame())  # type: ignore[arg-type]
+        turn = video_index.turn_of(Frame())  # type: ignore[arg-type]
         found = pixels.swapaxes(0, 1) if turn.exchanged else pixels
         found = found[:: -1 if turn.upwards else 1, :: -1 if turn.leftwards else 1]
         assert np.array_equal(found, np.rot90(pixels, rotation // 90))  # PyAV counts counterclockwise, as numpy does
@@ -475,7 +486,7 @@ def test_a_long_video_of_which_few_frames_are_sampled_is_hardly_decoded(counted:
     assert len(counted) <= 8 * 48 + 8 < 2880 // 6
 
 
-def test_neighbours_are_reached_by_decoding_on(counted: list[int]) -> None:
+def test_neighbors_are_reached_by_decoding_on(counted: list[int]) -> None:
     source = opened(footage("mp4"))
     frames_of(source, [0, 1, 2, 3])
     assert len(counted) == 4
@@ -542,9 +553,9 @@ def test_a_container_that_says_small_is_found_out_before_memory_is_taken(counted
     with pytest.raises(MediaError) as caught:
         frames_of(source, [0])
     assert caught.value.path == "videos[0]"
-    assert counted == []  # the decoder itself was told the limit
+    assert counted == []  # the decoder itself was reported the limit
     # Within the limit it is decoded, and does not fit.
-    with pytest.raises(MediaError, match="size"):
+    with pytest.raises(MediaError, match="48 x 64 pixels"):
         frames_of(opened(data), [0])
 
 
@@ -622,7 +633,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_head_that_costs_too_much_is_refused(name: str, fresh: Callable[..., Any], tmp_path: Any) -> None:
     """In a process of its own, so that its memory can be seen; time is that of the processor, with wide margins."""
-    file = tmp_path / "clip"
+    file = tmp_path / "video"
     file.write_bytes(HOSTILE[name]())
     code = f"""
 import json, time
@@ -707,10 +718,10 @@ from mm_plugin.media import open_audio, open_video, whole, SampledVideo
 from mm_plugin.settings import Settings
 media = {{file.name: file.read_bytes() for file in Path({str(folder)!r}).iterdir()}}
 warm = Path({str(secret)!r}).read_bytes()
-def use(data, door):
+def use(data, opener):
     try:
-        source = door(data, path="x", settings=Settings())
-        if door is open_audio:
+        source = opener(data, path="x", settings=Settings())
+        if opener is open_audio:
             return source.probe(16000).num_samples
         size = source.probe()
         all_of = whole(size)
@@ -773,7 +784,7 @@ def png(pixels: np.ndarray) -> bytes:
         tuple(png(one) for one in STACK),
         STACK[:, ::-1, ::-1][:, ::-1, ::-1],
     ],
-    ids=["array", "tensor", "arrays", "tensors", "pictures", "files", "view"],
+    ids=["array", "tensor", "arrays", "tensors", "images", "files", "view"],
 )
 def test_frames_are_given_in_any_form(frames: Any) -> None:
     source = opened(VideoFrames(frames, fps=4))
@@ -805,7 +816,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too few times": ({"timestamps": [0, 1, 2]}, "metadata"),
     "no times": ({"timestamps": []}, "metadata"),
     "nested times": ({"timestamps": [[0, 1, 2, 3, 4, 5]]}, "metadata"),
-    "times that are none": ({"timestamps": [0, 1, float("nan"), 3, 4, 5]}, "metadata"),
+    "invalid times": ({"timestamps": [0, 1, float("nan"), 3, 4, 5]}, "metadata"),
     "endless times": ({"timestamps": [0, 1, 2, 3, 4, float("inf")]}, "metadata"),
     "only endless times": ({"timestamps": [float("-inf")] * 6}, "metadata"),
     "huge times": ({"timestamps": [-1.7e308, 0, 1, 2, 3, 1.7e308]}, "metadata"),
@@ -814,19 +825,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "words": ({"timestamps": list("abcdef")}, "metadata"),
     "no rate": ({"fps": 0}, "metadata"),
     "a rate below nothing": ({"fps": -1}, "metadata"),
-    "a rate that is none": ({"fps": float("nan")}, "metadata"),
+    "an invalid rate": ({"fps": float("nan")}, "metadata"),
     "an endless rate": ({"fps": float("inf")}, "metadata"),
     "a word for a rate": ({"fps": "fast"}, "metadata"),
     "a huge rate": ({"fps": 10**400}, "metadata"),
     "no frames": ({"frames": [], "fps": 1}, "empty"),
     "an array without frames": ({"frames": STACK[:0], "fps": 1}, "array"),
     "no frames at all": ({"frames": None, "fps": 1}, "type"),
-    "one picture": ({"frames": STACK[0], "fps": 1}, "array"),
+    "one image": ({"frames": STACK[0], "fps": 1}, "array"),
     "floats": ({"frames": STACK.astype(np.float32), "fps": 1}, "array"),
     "channels first in numpy": ({"frames": STACK.transpose(0, 3, 1, 2), "fps": 1}, "array"),
     "channels last in torch": ({"frames": torch.from_numpy(STACK), "fps": 1}, "array"),
     "two sizes": ({"frames": [STACK[0], STACK[1][:10]], "fps": 1}, "size"),
-    "a frame that is none": ({"frames": [STACK[0], 5], "fps": 1}, "type"),
+    "an invalid frame": ({"frames": [STACK[0], 5], "fps": 1}, "type"),
     "a broken frame": ({"frames": [png(STACK[0]), b"GIF89a"], "fps": 1}, "broken"),
 }
 
@@ -840,9 +851,9 @@ def test_wrong_frames_and_times_are_refused(name: str) -> None:
     assert caught.value.reason in (reason, "format" if reason == "broken" else reason)
 
 
-def test_bare_frames_are_told_what_is_missing() -> None:
+def test_bare_frames_are_reported_what_is_missing() -> None:
     for value in (STACK, list(STACK), torch.from_numpy(STACK).permute(0, 3, 1, 2)):
-        with pytest.raises(MediaError, match="tell no time") as caught:
+        with pytest.raises(MediaError, match="frames with their times") as caught:
             opened(value)
         assert caught.value.reason == "metadata"
     for value in (None, 5, {"frames": STACK}):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,50 +11,28 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from PIL import Image
+from toy import PlainToy, Toy, audio, png, toy_spec
 
 from mm_plugin.errors import LimitError, UsageError
 from mm_plugin.events import Event, ItemDropped
 from mm_plugin.inputs import MultimodalProcessorOutput
 from mm_plugin.items import Modality
-from mm_plugin.media import AudioSamples, DecodedMedia, Size
-from mm_plugin.placeholders import Replacement
-from mm_plugin.processor import AcceptsAudio, BaseOptions, ModelProcessor
+from mm_plugin.processor import ModelProcessor
 from mm_plugin.spec import ModelSpec
 
 WORD, OTHER, THIRD, IMAGE, AUDIO, START, END, MARK = 1, 2, 3, 4, 5, 6, 7, 8
 WORDS = ("word", "other", "third")
-RATE = 16
 SPECIAL = ["<image>", "<audio>", "<s>", "</s>", "<mark>"]
 
 
-class Processor(ModelProcessor, AcceptsAudio):
-    """As many rows as an image is high or an audio input is long, and twice as many where fewer than three images are there."""
-
-    Options = BaseOptions
+class Processor(Toy):
+    """Twice as many rows where there are fewer than three images."""
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
         return counts.get(Modality.IMAGE, 0) < 3
 
-    def sampling_rate(self, options: Any) -> int:
-        return RATE
-
-    def layout(self, modality: Modality, size: Any, options: Any, context: bool) -> dict[str, Any]:
-        rows = size.height if isinstance(size, Size) else size.num_samples
-        return {"rows": rows * (2 if context else 1), "kind": int(modality)}
-
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> Any:
-        return decoded.samples.copy() if decoded.modality is Modality.AUDIO else decoded.pixels[:, :1].astype(np.int16)
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality(layout["kind"])], layout["rows"])
-
-
-class Plain(Processor):
-    """As many rows as the image is high, in whatever company."""
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return False
+    def rows(self, modality: Modality, size: Any, options: Any, context: bool) -> int:
+        return super().rows(modality, size, options, False) * (2 if context else 1)
 
 
 def positions(
@@ -70,18 +47,7 @@ def positions(
     return np.stack([along] * 3).astype(np.int64), -int(still.sum())
 
 
-SPEC = ModelSpec(
-    name="two",
-    output_version=1,
-    modalities=(Modality.IMAGE, Modality.AUDIO),
-    placeholders={Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"},
-    token_pairs=(("<s>", "</s>"),),
-    fields=dict.fromkeys((Modality.IMAGE, Modality.AUDIO), ("rows", "kind")),
-    padding="runs",
-    processor="two:Processor",
-    encoder="two:Encoder",
-    positions="two:positions",
-)
+SPEC = toy_spec(Modality.IMAGE, Modality.AUDIO, name="two", token_pairs=(("<s>", "</s>"),), positions="two:positions")
 Open = Callable[..., ModelProcessor]
 
 
@@ -96,18 +62,7 @@ def loaded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def open_two(open_words: Open) -> Open:
-    return lambda cls=Plain, cache=None: open_words(cls, SPEC, SPECIAL, WORDS, cache=cache)
-
-
-def png(seed: int, height: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 200, (height, 2, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def audio(seed: int, length: int) -> AudioSamples:
-    return AudioSamples(np.random.default_rng(seed).random(length, dtype=np.float32), RATE)
+    return lambda cls=PlainToy: open_words(cls, SPEC, SPECIAL, WORDS)
 
 
 A, B, C, D = png(0, 3), png(1, 4), png(2, 5), png(3, 2)
@@ -170,13 +125,13 @@ def test_dropping_equals_a_request_without_the_dropped(
     assert output.dropped == dropped
     assert len(output.input_ids) <= limit
     assert {"images[0]", "images[1]", "images[2]"} - set(decodes) == set(dropped)
-    told = [event.path for event in events if isinstance(event, ItemDropped)]
-    assert told == list(dropped)
+    reported = [event.path for event in events if isinstance(event, ItemDropped)]
+    assert reported == list(dropped)
     assert_same(output, open_two().process(rest, media))
     assert processor.cache_stats.pinned == 0
 
 
-def test_spans_positions_and_marks_of_what_remains_by_hand(open_two: Open) -> None:
+def test_spans_positions_and_token_types_of_what_remains_by_hand(open_two: Open) -> None:
     output = open_two().process(PROMPT, [A, B, C], max_prompt_tokens=17, on_overflow="drop_oldest")
     rows = [IMAGE] * 4, [IMAGE] * 5
     assert output.input_ids.tolist() == [WORD, OTHER, START, *rows[0], END, THIRD, START, *rows[1], END, WORD]
@@ -190,7 +145,7 @@ def test_spans_positions_and_marks_of_what_remains_by_hand(open_two: Open) -> No
 @pytest.mark.case("2.4")
 def test_the_default_is_to_refuse(open_two: Open, decodes: list[str]) -> None:
     for arguments in ({}, {"on_overflow": "error"}):
-        with pytest.raises(LimitError, match="22 tokens, at most 21") as caught:
+        with pytest.raises(LimitError, match="at most 21 tokens in the expanded prompt, got 22") as caught:
             open_two().process(PROMPT, [A, B, C], max_prompt_tokens=21, **arguments)
         assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_prompt_tokens", 21, 22)
     assert decodes == []
@@ -211,7 +166,7 @@ def test_a_policy_without_a_limit_or_within_it_changes_nothing(
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
 def test_text_that_is_too_long_by_itself_is_refused(open_two: Open, decodes: list[str], policy: Any) -> None:
     processor = open_two()
-    with pytest.raises(LimitError, match="4 tokens, at most 3"):
+    with pytest.raises(LimitError, match="at most 3 tokens in the expanded prompt, got 4"):
         processor.process(PROMPT, [A, B, C], max_prompt_tokens=3, on_overflow=policy)
     assert decodes == []
     assert processor.cache_stats.pinned == 0
@@ -259,7 +214,7 @@ def test_adjacent_media_of_several_kinds_are_dropped_in_prompt_order(open_two: O
 @pytest.mark.case("2.4")
 @pytest.mark.case("3.9")
 @pytest.mark.parametrize("warm", [False, True])
-def test_survivors_that_grow_are_laid_out_anew(open_two: Open, decodes: list[str], warm: bool) -> None:
+def test_survivors_that_grow_are_laid_out_again(open_two: Open, decodes: list[str], warm: bool) -> None:
     # Four images, one row a line: 3 + 4 + 5 + 2 = 14. Two images, two rows a line: 2 x (5 + 2) = 14. One: 2 x 2 = 4.
     processor = open_two(Processor)
     if warm:

@@ -110,8 +110,8 @@ def test_chunks_of_any_size_join_to_the_whole(layout: Layout, chunk: int) -> Non
 @pytest.mark.parametrize(
     ("spans", "grids", "message"),
     [
-        ([(0, 3)], [], "1 spans, 0 grids"),
-        ([(0, 3)], [(1, 2, 3)], "has 4 tokens, its grid 1 x 2 x 3 has 6"),
+        ([(0, 3)], [], "each of 1 spans, got 0"),
+        ([(0, 3)], [(1, 2, 3)], "must have 6 tokens for its grid 1 x 2 x 3, got 4"),
         ([(0, 3)], [(0, 2, 2)], "span 0"),
         ([(0, 3)], [(-1, -2, 2)], "span 0"),
         ([(0, 3), (3, 6)], [(1, 2, 2), (1, 2, 2)], "span 1"),
@@ -134,7 +134,7 @@ def test_other_counts_of_times_are_refused(times: list[np.ndarray]) -> None:
 
 
 def test_positions_are_not_extended_to_less_than_the_prompt() -> None:
-    with pytest.raises(SpanError, match="3 tokens are fewer than the prompt's 4"):
+    with pytest.raises(SpanError, match="at least the prompt's 4 tokens, got 3"):
         extend_positions(np.zeros((3, 4), np.int64), 0, 3)
 
 
@@ -188,5 +188,5 @@ def test_a_batch_leaves_its_tables_alone() -> None:
 @pytest.mark.parametrize("lengths", [(1, 1, 1, 2), (1, 2, 1, 1), (0, 1, 1, 1), (1, 1, 2, 1)], ids=str)
 def test_lists_of_other_lengths_are_refused(lengths: tuple[int, int, int, int]) -> None:
     tables, deltas, prefixes, extends = ([None] * lengths[0], [None] * lengths[1], [0] * lengths[2], [1] * lengths[3])
-    with pytest.raises(SpanError, match="one table, one delta"):
+    with pytest.raises(SpanError, match="one table, delta"):
         batch_positions(tables, deltas, prefixes, extends)

@@ -1,28 +1,25 @@
-"""The pipeline around an author's four methods: who is blamed, what is checked before decoding, what is keyed and cached."""
+"""The pipeline around an author's four methods: who is attributed, what is checked before decoding, what is keyed and cached."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import toy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from toy import Toy, ToyCheckpoint, ToyOptions, owner_of, toy_spec, word_tokenizer
 
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -33,16 +30,16 @@ from mm_plugin.errors import (
     SizeError,
     UsageError,
 )
-from mm_plugin.events import Event, ItemKeyed, Observers
+from mm_plugin.events import Event, ItemKeyed
 from mm_plugin.inputs import MultimodalInputs, MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media import DecodedMedia, Size
 from mm_plugin.placeholders import Replacement, pad_by_offsets, token_modalities_of
-from mm_plugin.processor import BaseOptions, ModelProcessor, OptionScope, Runtime
+from mm_plugin.processor import ModelProcessor, OptionScope, Processor
+from mm_plugin.runtime import Runtime
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
-BLAME = {"plugin": "tiny", "distribution": "mm-plugin-tiny", "version": "9.9"}
 IMAGE, AUDIO, WORD, NEWLINE = 10, 11, 1, 2
 TEMPLATE = (
     "{% for m in messages %}{% for p in m['content'] %}"
@@ -50,22 +47,17 @@ TEMPLATE = (
 )
 
 
-class Options(BaseOptions, frozen=True, kw_only=True):
-    """`tone` changes images, `pitch` changes audio alone, `edge` is fixed at load, `depth` is the checkpoint's."""
+class Options(ToyOptions, frozen=True, kw_only=True):
+    """`edge` is fixed at load, `depth` is the checkpoint's."""
 
-    tone: Annotated[int, msgspec.Meta(ge=0, le=255), OptionScope.request("image")] = 0
-    pitch: Annotated[int, OptionScope.request("audio")] = 0
     edge: Annotated[int, OptionScope.load("image")] = 4
     depth: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
-class Tiny(ModelProcessor):
+class Tiny(Toy):
     """A row per `edge` x `edge` block, row by row with a line token between; more than two images get one row each."""
 
     Options = Options
-
-    def context(self, counts: Mapping[Modality, int]) -> bool:
-        return counts.get(Modality.IMAGE, 0) > 2
 
     def layout(self, modality: Modality, size: Size, options: Options, context: bool) -> dict[str, Any]:
         if size.height * 50 < size.width:
@@ -73,43 +65,21 @@ class Tiny(ModelProcessor):
         grid = [1, 1] if context else [-(-size.height // options.edge), -(-size.width // options.edge)]
         return {"grid": np.array(grid)}
 
-    def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Options) -> Any:
-        return decoded.pixels.astype(np.int16) + options.tone
-
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         height, width = layout["grid"].tolist()
         ids = np.array(([IMAGE] * width + [NEWLINE]) * height)
         return Replacement(ids, ids == IMAGE)
 
 
-class FakeCheckpoint:
-    """What a processor reads of a checkpoint."""
-
-    folder = Path("nowhere")
-
-    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        self.settings, self.config = settings, config
-        vocabulary = {"?": 0, "word": WORD, "line": NEWLINE, "other": 3}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_tokens([f"filler{index}" for index in range(IMAGE - 4)])
-        tokenizer.add_special_tokens([AddedToken("<image>", special=True), AddedToken("<audio>", special=True)])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", chat_template=TEMPLATE)
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return self.settings
+WORDS = ("word", "line", "other", *(f"filler{index}" for index in range(IMAGE - 4)))
+SPEC = toy_spec(name="tiny", fields={Modality.IMAGE: ("grid",)})
+OWNER = owner_of(SPEC)
 
 
-SPEC = ModelSpec(
-    name="tiny",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("grid",)},
-    padding="runs",
-    processor="tiny:Tiny",
-    encoder="tiny:Encoder",
-)
+def tiny_checkpoint(settings: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None) -> Any:
+    tokenizer = word_tokenizer(("<image>", "<audio>"), WORDS, chat_template=TEMPLATE)
+    return ToyCheckpoint(tokenizer, settings, config or {"vocab_size": 12})
+
 
 Open = Callable[..., ModelProcessor]
 
@@ -131,7 +101,7 @@ def executor() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def open_tiny(executor: Executor, events: list[Event]) -> Open:
+def open_tiny(make_runtime: Callable[..., Any]) -> Open:
     """Opens `Tiny` or what is derived from it; a cache of `cache_bytes`."""
 
     def make(
@@ -144,27 +114,19 @@ def open_tiny(executor: Executor, events: list[Event]) -> Open:
         limits: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> ModelProcessor:
-        runtime = Runtime(
-            settings=Settings(**dict(limits or {})),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(cache_bytes)),
-            observers=Observers([events.append]),
-            owner=BLAME,
-        )
-        opened: Any = FakeCheckpoint(checkpoint or {}, config or {"vocab_size": 12})
-        return cls(spec, opened, runtime, options)
+        runtime = make_runtime(preprocess_cache_bytes=cache_bytes, **dict(limits or {}))
+        opened = tiny_checkpoint(checkpoint, config)
+        return Processor(cls, spec, opened, runtime, options, owner=OWNER)
 
     return make
 
 
 def img(seed: int = 0, height: int = 6, width: int = 9) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 200, (height, width, 3), dtype=np.uint8)
+    return toy.img(seed, height, width)
 
 
 def png(seed: int = 0, height: int = 6, width: int = 9) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(img(seed, height, width)).save(file, "PNG")
-    return file.getvalue()
+    return toy.png(seed, height, width)
 
 
 def same(left: MultimodalProcessorOutput, right: MultimodalProcessorOutput) -> bool:
@@ -232,15 +194,8 @@ def test_messages_bring_their_own_media(open_tiny: Open) -> None:
 @given(height=st.integers(2, 60), width=st.integers(1, 60), others=st.integers(0, 3))
 def test_a_count_is_what_processing_yields(height: int, width: int, others: int) -> None:
     with ThreadPoolExecutor(1) as executor:
-        runtime = Runtime(
-            settings=Settings(),
-            executor=executor,
-            cache=ComputeCache(MemoryStore(0)),
-            observers=Observers(),
-            owner=BLAME,
-        )
-        checkpoint: Any = FakeCheckpoint({}, {})
-        processor = Tiny(SPEC, checkpoint, runtime, {})
+        runtime = Runtime(Settings(preprocess_cache_bytes=0), executor=executor)
+        processor = Processor(Tiny, SPEC, tiny_checkpoint(), runtime, {}, owner=OWNER)
         rows, tokens = processor.count("image", (height, width), counts={Modality.IMAGE: 1 + others})
         images = [np.zeros((height, width, 3), dtype=np.uint8)] * (1 + others)
         output = processor.process([IMAGE] * (1 + others), images)
@@ -248,7 +203,7 @@ def test_a_count_is_what_processing_yields(height: int, width: int, others: int)
         assert len(output.input_ids) == tokens * (1 + others)
 
 
-# ------------------------------------------------------------------ blame
+# ------------------------------------------------------------------ owner
 
 
 METHODS = ["context", "layout", "prepare", "replacement"]
@@ -565,7 +520,7 @@ def test_the_limit_is_on_the_expanded_prompt_and_comes_before_decoding(
         assert len(process().input_ids) == 18
         assert sorted(decodes) == ["images[0]", "images[1]"]
         return
-    with pytest.raises(LimitError, match="18 tokens, at most 17") as caught:
+    with pytest.raises(LimitError, match="at most 17 tokens in the expanded prompt, got 18") as caught:
         process()
     error = caught.value
     assert (error.setting, error.limit, error.value, error.path) == ("max_prompt_tokens", 17, 18, "prompt")
@@ -587,7 +542,7 @@ def test_too_many_media_are_refused_before_any_is_opened(open_tiny: Open, decode
     processor = open_tiny(limits={"max_items": 3})
     assert len(processor.process([IMAGE] * 3, [img()] * 3).mm_items) == 3
     decodes.clear()
-    with pytest.raises(LimitError, match="4 media in one request, at most 3") as caught:
+    with pytest.raises(LimitError, match="at most 3 media inputs, got 4") as caught:
         processor.process([IMAGE] * 4, [b"garbage"] * 4)
     assert (caught.value.setting, caught.value.limit, caught.value.value) == ("max_items", 3, 4)
     assert decodes == []
@@ -597,7 +552,7 @@ def test_a_media_of_too_many_tokens_is_refused_before_decoding(open_tiny: Open, 
     processor = open_tiny(limits={"max_item_tokens": 8})
     assert len(processor.process("<image>", [png(0, 6, 9)]).input_ids) == 8
     decodes.clear()
-    with pytest.raises(LimitError, match=r"images\[1\]: takes 10 tokens, at most 8") as caught:
+    with pytest.raises(LimitError, match=r"images\[1\]: expected at most 8 tokens, got 10") as caught:
         processor.process("<image> <image>", [png(0, 6, 9), png(0, 6, 13)])
     assert (caught.value.setting, caught.value.path) == ("max_item_tokens", "images[1]")
     assert decodes == []
@@ -667,7 +622,8 @@ def test_every_option_that_changes_the_output_is_in_the_key(open_tiny: Open, dec
 
 
 def test_an_option_of_another_modality_is_not_in_the_key(open_tiny: Open, decodes: list[str]) -> None:
-    processor = open_tiny()
+    fields = {Modality.IMAGE: ("grid",), Modality.AUDIO: ()}
+    processor = open_tiny(spec=toy_spec(Modality.IMAGE, Modality.AUDIO, name="tiny", fields=fields))
     assert identity(processor, png(), pitch=1) == identity(processor, png(), pitch=2) == identity(processor, png())
     assert len(decodes) == 1
 
@@ -819,7 +775,7 @@ def test_expanded_ids_hold_no_placeholder_but_those_of_the_media(open_tiny: Open
     with pytest.raises(PlaceholderError) as caught:
         processor.process([*ids[:place], IMAGE, *ids[place:]], [png()], expanded=True)
     assert caught.value.path == "prompt"
-    with pytest.raises(PlaceholderError, match="holds 6 <image>, its images stand for 0"):
+    with pytest.raises(PlaceholderError, match="expected 0 <image> for the images that were given, got 6"):
         processor.process(ids, expanded=True)
 
 

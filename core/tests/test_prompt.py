@@ -51,7 +51,7 @@ SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 def byte_level(
     *, template: str = TEMPLATE, special: bool = True, normalizer: Any = None, rstrip: bool = False, bos: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE whose merges cross from template to text. `special=False`: added tokens that no flag marks."""
+    """Byte-level BPE whose merges cross from template to text. `special=False`: added tokens that no flag token_types."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(alphabet)}
     merges = []
@@ -373,13 +373,13 @@ def test_a_template_that_checks_roles_is_served_where_a_token_begins_with_a_lett
 )
 def test_a_template_that_refuses_is_the_clients_error(messages: list[dict[str, Any]]) -> None:
     for template in ("{{ raise_exception('no') }}", "{{ nothing.at.all }}", "{{ 1 / 0 }}"):
-        with pytest.raises(RequestError, match="chat template refuses") as caught:
+        with pytest.raises(RequestError, match="chat template rejected") as caught:
             reader_of(byte_level(template=template)).read(messages)
         assert caught.value.path == "messages"
         assert caught.value.__cause__ is not None
 
 
-def test_a_tokenizer_without_a_template_is_told(readers: dict[str, PromptReader]) -> None:
+def test_a_tokenizer_without_a_template_is_reported(readers: dict[str, PromptReader]) -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = None
     with pytest.raises(RequestError, match="template"):
@@ -466,7 +466,7 @@ def test_media_are_found_in_every_spelling_and_in_order(readers: dict[str, Promp
     assert len(read.slots) == 5
 
 
-def test_media_of_other_kinds_are_found(readers: dict[str, PromptReader]) -> None:
+def test_videos_and_audio_are_found(readers: dict[str, PromptReader]) -> None:
     parts = [
         {"type": "video", "video": "v"},
         {"type": "video_url", "video_url": {"url": "w"}},
@@ -537,15 +537,15 @@ def test_messages_nested_without_end_are_the_clients_fault(readers: dict[str, Pr
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
-    with pytest.raises(RequestError, match="nested more than 64 deep"):
+    with pytest.raises(RequestError, match="nested at most 64 levels deep"):
         readers["byte-level"].read([{"role": "user", "content": "x", "name": deep}])
 
 
 @pytest.mark.parametrize(
     "part", [{"type": "image_url", "image_url": {}}, {"type": "input_audio", "input_audio": {"format": "wav"}}]
 )
-def test_a_part_whose_object_has_no_url_is_told(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
-    with pytest.raises(PlaceholderError, match="an object there has a url"):
+def test_a_part_whose_object_has_no_url_is_refused(readers: dict[str, PromptReader], part: dict[str, Any]) -> None:
+    with pytest.raises(PlaceholderError, match="expected an object with url or data"):
         readers["byte-level"].read([{"role": "user", "content": [part]}])
 
 
@@ -591,15 +591,15 @@ def test_no_client_can_send_a_break(readers: dict[str, PromptReader]) -> None:
 PAD = "<|image_pad|>"
 
 
-def surrounded(tokenizer: PreTrainedTokenizerFast) -> PromptReader:
+def with_affixes(tokenizer: PreTrainedTokenizerFast) -> PromptReader:
     pad = tokenizer.convert_tokens_to_ids(PAD)
     return PromptReader(tokenizer, {Modality.IMAGE: pad}, placeholder_affixes={Modality.IMAGE: ("\n", "\n\n")})
 
 
-@pytest.mark.parametrize("prompt", [PAD, f"a\n{PAD}\n\nb", f"{PAD}{PAD}", f"the {PAD} the\n", "no picture\n"])
+@pytest.mark.parametrize("prompt", [PAD, f"a\n{PAD}\n\nb", f"{PAD}{PAD}", f"the {PAD} the\n", "no image\n"])
 def test_what_a_model_writes_around_a_placeholder_joins_the_text_beside_it(prompt: str) -> None:
     tokenizer = byte_level(bos=True)
-    found = surrounded(tokenizer).read(prompt)
+    found = with_affixes(tokenizer).read(prompt)
     written = prompt.replace(PAD, f"\n{PAD}\n\n")
     assert found.ids.tolist() == tokenizer(written)["input_ids"]
     assert [found.ids[slot.start] for slot, _ in found.slots] == [tokenizer.convert_tokens_to_ids(PAD)] * prompt.count(
@@ -613,7 +613,7 @@ def test_what_a_model_writes_around_a_placeholder_joins_the_text_beside_it(promp
 def test_what_a_model_writes_around_a_placeholder_stands_in_messages_and_not_in_a_clients_text() -> None:
     tokenizer = byte_level()
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"a{PAD}b"}]}]
-    found = surrounded(tokenizer).read(messages)
+    found = with_affixes(tokenizer).read(messages)
     assert len(found.slots) == 1
     text = tokenizer.decode(found.ids)
     assert f"<|vision_start|>\n{PAD}\n\n<|vision_end|>a{PAD}b<|im_end|>" in text
@@ -622,13 +622,13 @@ def test_what_a_model_writes_around_a_placeholder_stands_in_messages_and_not_in_
 def test_ids_get_the_text_around_a_placeholder_as_it_stands_alone() -> None:
     tokenizer = byte_level()
     pad, ids = tokenizer.convert_tokens_to_ids(PAD), tokenizer(f"a\n{PAD}\n{PAD}").input_ids
-    reader = surrounded(tokenizer)
-    before, behind = tokenizer("\n").input_ids, tokenizer("\n\n").input_ids
-    expected = [part for index in ids for part in ([*before, index, *behind] if index == pad else [index])]
+    reader = with_affixes(tokenizer)
+    before, after = tokenizer("\n").input_ids, tokenizer("\n\n").input_ids
+    expected = [part for index in ids for part in ([*before, index, *after] if index == pad else [index])]
     assert reader.read(ids).ids.tolist() == expected
     assert reader.read(ids, expanded=True).ids.tolist() == ids
-    assert reader.surrounding(Modality.IMAGE) == len(before) + len(behind)
-    assert PromptReader(tokenizer, {Modality.IMAGE: pad}).surrounding(Modality.IMAGE) == 0
+    assert reader.affix_tokens(Modality.IMAGE) == len(before) + len(after)
+    assert PromptReader(tokenizer, {Modality.IMAGE: pad}).affix_tokens(Modality.IMAGE) == 0
 
 
 # ---------------------------------------------------------------- prompts as text
@@ -658,7 +658,7 @@ def test_messages_whose_text_reads_as_a_token_are_refused_where_only_text_is_tak
         reader.read_text("\ud800")
 
 
-def test_names_in_a_message_that_are_no_text_are_read_as_text(readers: dict[str, PromptReader]) -> None:
+def test_names_in_a_message_that_are_not_text_are_read_as_text(readers: dict[str, PromptReader]) -> None:
     reader = readers["byte-level"]
     messages = [{"role": "user", "content": "a", 1: "y"}]
     assert reader.read(messages).ids.tolist() == reader.read([{"role": "user", "content": "a"}]).ids.tolist()

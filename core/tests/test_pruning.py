@@ -279,7 +279,7 @@ def test_a_pruned_span_is_shorter_than_its_grid_and_others_are_not() -> None:
             mrope_positions(spans, [(4, 2, 3)], seq=30, pruned=pruned)
 
 
-def test_rows_of_each_frame_are_read_back_and_told() -> None:
+def test_rows_of_each_frame_are_read_back_and_reported() -> None:
     heard: list[object] = []
     counts = kept_per_frame(torch.tensor([0, 1, 5, 8, 22]), (4, 2, 3), Observers([heard.append]))
     assert counts == [3, 1, 0, 1]

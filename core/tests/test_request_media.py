@@ -21,8 +21,10 @@ from mm_plugin import (
     UsageError,
     embed_mm_inputs,
 )
+from mm_plugin.cache import embedding_key, encoder_key
 from mm_plugin.embed import plan_step
 from mm_plugin.inputs import Encoded
+from mm_plugin.items import item_key
 from mm_plugin.scheduler import Lifecycle, merge
 
 HIDDEN = 2
@@ -136,14 +138,14 @@ def test_what_is_held_is_given_out_as_a_copy() -> None:
     step([media], [0], [3], Counter())
     media.held_embeddings.clear()
     ((key, encoded),) = media.held_embeddings.items()
-    assert key == (Modality.IMAGE, 3, 4, "", "torch.float32")
+    assert key == embedding_key(item_key(media.inputs.mm_items[0]), encoder_key("", "torch.float32"))
     assert isinstance(encoded, Encoded)
 
 
 def test_a_request_that_ended_holds_nothing_of_a_step_that_was_under_way() -> None:
     media = RequestMedia(make_inputs(3))
     media.abort()
-    media.hold({("key",): Encoded(torch.zeros(1, HIDDEN))}, {})
+    media.hold({b"key": Encoded(torch.zeros(1, HIDDEN))}, {})
     assert media.held_embeddings == {}
 
 

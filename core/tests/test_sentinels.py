@@ -58,7 +58,7 @@ def test_every_sentinel_lies_above_the_shift_and_fits_int64(identity: bytes) -> 
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
-def test_laying_touches_the_span_only_and_begins_anew_at_its_start(before: int, length: int, after: int) -> None:
+def test_laying_touches_the_span_only_and_begins_again_at_its_start(before: int, length: int, after: int) -> None:
     values = (11, 22, 33, 44)
     out = np.full(before + length + after, -1, dtype=np.int64)
     lay_sentinels(out, before, before + length, values)

@@ -1,4 +1,4 @@
-"""Settings: defaults, the environment, overrides, and that nothing wrong gets in by any way."""
+"""Settings: defaults, the environment, overrides, and that no invalid value gets in by any way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ ENVIRONMENT = [
     ("MM_PLUGIN_MAX_CALLER_HASHES", "9", "max_caller_hashes", 9),
     ("MM_PLUGIN_PREPROCESS_CACHE_BYTES", "0", "preprocess_cache_bytes", 0),
     ("MM_PLUGIN_EMBEDDING_CACHE_BYTES", "123456789012", "embedding_cache_bytes", 123456789012),
-    ("MM_PLUGIN_STORE", "shared", "store", "shared"),
+    ("MM_PLUGIN_PREPROCESS_STORE", "shared", "preprocess_store", "shared"),
+    ("MM_PLUGIN_EMBEDDING_STORE", "shared", "embedding_store", "shared"),
     ("MM_PLUGIN_THREADS", "2", "threads", 2),
 ]
 WRONG = [
@@ -68,7 +69,8 @@ WRONG_VALUES: list[tuple[str, Any]] = [
 
 def test_the_defaults_are_those_that_are_documented() -> None:
     found = Settings.from_env({})
-    assert (found.only, found.disabled, found.strict, found.media_root, found.store) == ((), (), False, "", "memory")
+    assert (found.only, found.disabled, found.strict, found.media_root) == ((), (), False, "")
+    assert (found.preprocess_store, found.embedding_store) == ("memory", "memory")
     # Encoded bytes 64 MiB; pixels as Pillow warns: 1 GiB / 4 bytes / 3 channels.
     assert found.max_media_bytes == 67_108_864
     assert found.max_image_pixels == 1024**3 // 4 // 3
@@ -92,7 +94,7 @@ def test_every_field_has_a_tested_variable() -> None:
 
 @pytest.mark.parametrize("text", ["", "   "])
 @pytest.mark.parametrize("variable", sorted({variable for variable, *_ in ENVIRONMENT}))
-def test_an_empty_variable_is_no_setting(variable: str, text: str) -> None:
+def test_an_empty_variable_is_ignored(variable: str, text: str) -> None:
     assert Settings.from_env({variable: text}) == Settings()
 
 
@@ -131,7 +133,7 @@ def test_settings_cannot_be_changed() -> None:
         Settings().max_items = 5  # type: ignore[misc]
 
 
-def test_the_process_environment_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_process_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.__struct_fields__:
         monkeypatch.delenv(f"MM_PLUGIN_{name.upper()}", raising=False)
     monkeypatch.setenv("MM_PLUGIN_MAX_ITEMS", "9")
@@ -148,7 +150,7 @@ def test_every_field_is_documented(name: str) -> None:
     assert re.search(rf"^\s+{name}: \S", Settings.__doc__ or "", re.MULTILINE)
 
 
-def test_a_variable_is_spelt_as_the_docstring_says() -> None:
+def test_a_variable_is_spelled_as_the_docstring_says() -> None:
     assert "`max_image_pixels` is `MM_PLUGIN_MAX_IMAGE_PIXELS`" in (Settings.__doc__ or "")
 
 
@@ -158,8 +160,8 @@ def test_the_pixel_limit_is_the_one_above_which_pillow_warns() -> None:
     assert Settings().max_image_pixels == Image.MAX_IMAGE_PIXELS
 
 
-def test_a_variable_that_is_no_setting_is_told_with_the_nearest_that_is() -> None:
+def test_an_unknown_variable_is_reported_with_the_nearest_that_exists() -> None:
     from mm_plugin.settings import unknown_variables
 
-    told = unknown_variables({"MM_PLUGIN_DISABELD": "x", "MM_PLUGIN_ONLY": "y", "OTHER": "z"})
-    assert told == ["environment variable MM_PLUGIN_DISABELD is no setting; did you mean MM_PLUGIN_DISABLED?"]
+    found = unknown_variables({"MM_PLUGIN_DISABELD": "x", "MM_PLUGIN_ONLY": "y", "OTHER": "z"})
+    assert found == ["environment variable MM_PLUGIN_DISABELD is not a setting; did you mean MM_PLUGIN_DISABLED?"]

@@ -1,4 +1,4 @@
-"""`ModelSpec`: what a declaration may say, and what contradicts itself."""
+"""`ModelSpec`: which declarations are accepted, and which are refused."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"modalities": (), "placeholders": {}, "fields": {}}, "modalities is empty"),
     (
         {"modalities": ("image",), "placeholders": {"image": "x"}, "fields": {"image": ()}},
-        "'image', which is no Modality",
+        "'image', which is not a Modality",
     ),
-    ({"modalities": (1,)}, "no Modality"),
+    ({"modalities": (1,)}, "not a Modality"),
     ({"modalities": (IMAGE, IMAGE)}, "twice"),
     ({"placeholders": {}}, "placeholders must have exactly the keys ['IMAGE']"),
     ({"placeholders": {IMAGE: "x", VIDEO: "y"}}, "placeholders must have exactly the keys ['IMAGE']"),
@@ -115,7 +115,7 @@ def label(value: Any) -> str:
 
 
 @pytest.mark.parametrize("change", ALLOWED, ids=label)
-def test_an_audio_declaration_is_accepted_as_it_is(change: dict[str, Any]) -> None:
+def test_a_valid_declaration_is_accepted_as_it_is(change: dict[str, Any]) -> None:
     given = GOOD | change
     spec = ModelSpec(**given)
     assert {name: getattr(spec, name) for name in given} == given
@@ -156,7 +156,7 @@ def test_a_reference_is_loaded(field: str, reference: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["positions", "tokenizer", "embed", "demo"])
-def test_no_reference_loads_nothing(field: str) -> None:
+def test_a_missing_reference_loads_nothing(field: str) -> None:
     assert ModelSpec(**GOOD).load(field) is None
 
 

@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 def unlike(name: str, recorded: Mapping[str, str]) -> list[str]:
     """What differs between here and where `snapshot.json` was written, of what a variant's bytes depend on.
 
-    The Fourier transform behind the spectrograms of audio gives other last bits on CPUs with other vector instructions, and with
+    The Fourier transform after the spectrograms of audio gives other last bits on CPUs with other vector instructions, and with
     them another answer to whether a model's audio can be prepared item by item. Images and videos do not depend on that.
     """
     here, audio = environment(), "audio" in VARIANTS[name].slots
@@ -100,7 +100,7 @@ def entries(name: str, *, part: bool) -> Iterator[tuple[str, str, Any]]:
                     yield f"{_CORPUS}{kind} {index:03d}", kind, value
 
 
-def told(entry: str) -> str:
+def reported(entry: str) -> str:
     """An entry with the name that the corpus gives it today."""
     head, _, place = entry.partition(_CORPUS)
     if head or not place:
@@ -122,11 +122,11 @@ def moved(expected: Mapping[str, str], found: Mapping[str, str], *, part: bool) 
     for entry, line in found.items():
         changes = differences(expected[entry], line) if entry in expected else ["it is not in snapshot.json"]
         if changes:
-            sentences.append(f"{told(entry)}: {'; '.join(changes)}")
+            sentences.append(f"{reported(entry)}: {'; '.join(changes)}")
     for entry in expected:
         optional = entry.startswith("real video/") and not wheel_videos()
         if entry not in found and not optional and not (part and entry.startswith(_CORPUS)):
-            sentences.append(f"{told(entry)}: it is not computed any more")
+            sentences.append(f"{reported(entry)}: it is not computed any more")
     return sentences
 
 

@@ -37,10 +37,12 @@ from .media.types import (
 )
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
-from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
+from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .processor.model import ModelProcessor
 from .processor.options import BaseOptions, OptionScope
-from .registry import PluginRecord, Registry, discover
+from .processor.processor import Processor
+from .registry.records import PluginRecord
+from .registry.registry import Registry, discover
 from .settings import Settings
 from .spec import ModelSpec
 
@@ -85,7 +87,9 @@ __all__ = [
     "PluginLoadError",
     "PluginRecord",
     "PrecomputedEmbeddings",
+    "PreparesBatches",
     "ProcessesJointly",
+    "Processor",
     "ProcessorError",
     "ProcessorOutput",
     "Registry",

@@ -24,6 +24,11 @@ def is_tensor(value: Any) -> bool:
     return tensor_class is not None and isinstance(value, tensor_class)
 
 
+def torch_of_tensors() -> Any:
+    """The torch module, for callers that hold a tensor, so that it is imported already."""
+    return sys.modules["torch"]
+
+
 def is_dense(value: Any) -> bool:
     """Whether the value is a numpy array of numbers or booleans, or a strided torch tensor that is not quantized."""
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""A folder or hub id -> config as plain JSON, preprocessor settings, tokenizer, chosen tensors. Knows no model."""
+"""A folder or hub id -> config as plain JSON, preprocessor settings, tokenizer, selected tensors. Knows no model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
+from mm_plugin.spec import ModelSpec
 
-# What a processor needs from a hub; the weights are fetched when tensors are asked for.
+# What a processor needs from the hub; weights are downloaded when tensors are requested.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _PARTS = {Modality.IMAGE: "image_processor", Modality.VIDEO: "video_processor", Modality.AUDIO: "feature_extractor"}
 _FILES = {
@@ -22,16 +23,27 @@ _FILES = {
     Modality.VIDEO: ("video_preprocessor_config.json", "preprocessor_config.json"),
     Modality.AUDIO: ("preprocessor_config.json",),
 }
-# Digests of tensors by (file, size, time, inode, name): hashing gigabytes again would tell nothing new.
+# Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
 _TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
 
 class Checkpoint:
-    """One model's files. Final; made by `Checkpoint.open`.
+    """One model's files. Final; created by `Checkpoint.open`.
 
     Attributes:
-        folder: where they lie.
+        folder: the folder that contains them.
         config: config.json as plain JSON.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
+        ...     size = {"shortest_edge": 3136, "longest_edge": 1003520}
+        ...     _ = (Path(folder) / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+        ...     checkpoint = Checkpoint.open(folder)
+        ...     print(checkpoint.config["model_type"], checkpoint.preprocessor()["max_pixels"])
+        qwen2_vl 1003520
     """
 
     def __init__(
@@ -40,15 +52,17 @@ class Checkpoint:
         config: Mapping[str, Any],
         source: str,
         open_tokenizer: Callable[[Checkpoint], Any] | None = None,
+        specialization: tuple[ModelSpec | None, ModelSpec, Any] | None = None,
     ) -> None:
         self.folder, self.config, self._source = folder, config, source
         self._open_tokenizer = _auto_tokenizer if open_tokenizer is None else open_tokenizer
         self._tokenizer: Any = None
         self._read: set[str] = set()
+        self._specialization = specialization
 
     @classmethod
     def open(cls, source: str | os.PathLike[str]) -> Checkpoint:
-        """Open a folder, or fetch a hub id's small files.
+        """Open a folder, or download the small files of a hub id.
 
         Raises:
             UsageError: there is no such folder or hub id, or its config.json cannot be read.
@@ -57,31 +71,64 @@ class Checkpoint:
             name = os.fsdecode(source)
             is_folder = bool(name) and Path(name).is_dir()
         except (TypeError, ValueError, OSError) as error:
-            raise UsageError(f"a checkpoint is a folder or a hub id: {error}", argument="checkpoint") from error
+            raise UsageError(
+                f"checkpoint: expected a folder or a hub id, got {source!r:.80} ({error})", argument="checkpoint"
+            ) from error
         folder = Path(name) if is_folder else _fetch(name, _SMALL_FILES)
         return cls(folder, _read_json(folder / "config.json"), name)
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
-        """The same checkpoint, its tokenizer opened by a function; see `ModelSpec.tokenizer`."""
-        return Checkpoint(self.folder, self.config, self._source, open_tokenizer)
+        """A view of the same files whose tokenizer a function opens; see `ModelSpec.tokenizer`."""
+        return Checkpoint(self.folder, self.config, self._source, open_tokenizer, self._specialization)
+
+    def specialized(self, spec: ModelSpec, state: Any, *, base: ModelSpec | None = None) -> Checkpoint:
+        """A view that carries what a plugin learned about this checkpoint, so that opening it again need not repeat the work.
+
+        Args:
+            spec: the spec for this checkpoint, as `ModelSpec.specialize` returned it.
+            state: what the plugin's processor and encoder need; nothing else reads it.
+            base: the plugin's declaration, from which `spec` was made.
+
+        Returns:
+            The view; this object does not change.
+        """
+        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer, (base, spec, state))
+        view._tokenizer = self._tokenizer
+        return view
+
+    @property
+    def specialization(self) -> tuple[ModelSpec, Any] | None:
+        """The spec for this checkpoint and the plugin's state, as passed to `specialized`; None if it was not called."""
+        return None if self._specialization is None else self._specialization[1:]
+
+    def specialization_of(self, base: ModelSpec) -> tuple[ModelSpec, Any] | None:
+        """`specialization` if it was made from this declaration, None otherwise."""
+        made = self._specialization
+        return made[1:] if made is not None and made[0] == base else None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder, for models that keep their settings where no other model does.
+        """A JSON file of the folder, for models with settings in files of their own.
+
+        Args:
+            name: the file's name.
 
         Raises:
-            UsageError: it is missing, or cannot be read as an object.
+            UsageError: the file is missing, or is not a JSON object.
         """
         return _read_json(self.folder / name)
 
     def preprocessor(self, modality: Modality = Modality.IMAGE) -> dict[str, Any]:
-        """The settings with which the checkpoint's authors prepared a modality.
+        """The preprocessing settings of a modality, as the checkpoint's authors saved them.
 
-        They come from its part of processor_config.json, or from the modality's own file, in the order in which
-        transformers looks. `size.shortest_edge` and
-        `size.longest_edge` are given as `min_pixels` and `max_pixels`, which they are another spelling of.
+        They are read from the modality's section of processor_config.json, or else from the modality's own file, in the order
+        in which transformers looks. `size.shortest_edge` and `size.longest_edge` are also returned as `min_pixels` and
+        `max_pixels` (pixels), two names for the same limits.
+
+        Args:
+            modality: the modality whose settings are read.
 
         Raises:
-            UsageError: neither file is there, or one cannot be read.
+            UsageError: no file has such settings, or a file cannot be read.
         """
         settings: Any = None
         combined = self.folder / "processor_config.json"
@@ -95,18 +142,18 @@ class Checkpoint:
                 settings = _read_json(self.folder / name)
         if not isinstance(settings, dict):
             raise UsageError(
-                f"{self.folder} holds no settings for {modality.argument}: neither {' nor '.join(_FILES[modality])} "
-                f"nor {_PARTS[modality]!r} in processor_config.json",
+                f"{self.folder}: expected preprocessing settings for {modality.argument} in {' or '.join(_FILES[modality])}, "
+                f"or as {_PARTS[modality]!r} in processor_config.json, found none; copy the file from the released checkpoint",
                 argument="checkpoint",
             )
         return _with_pixel_limits(settings)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that the plugin's function or else transformers opens from the folder; code in it is never run.
+        """The tokenizer, opened by the plugin's function or else by transformers; code in the folder is never run.
 
         Raises:
-            UsageError: the folder holds none that can be opened.
+            UsageError: the folder has no tokenizer that can be opened.
         """
         if self._tokenizer is None:
             try:
@@ -115,27 +162,27 @@ class Checkpoint:
                 raise
             except Exception as error:
                 raise UsageError(
-                    f"the tokenizer in {self.folder} cannot be opened: {type(error).__name__}: {error}",
+                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}",
                     argument="checkpoint",
                 ) from error
         return self._tokenizer
 
     def fingerprint(self, tensors: Iterable[str] | None = None) -> str:
-        """Tells one encoder from another by content: two copies of a checkpoint have one fingerprint, wherever they lie.
+        """Identifies an encoder by content: copies of a checkpoint have the same fingerprint, in whatever folder they are.
 
-        It is made of config.json, the preprocessor settings, the names of all tensors, and the content of those that an
-        encoder reads. A tensor is hashed once per process as long as its file keeps size and time.
+        It covers config.json, the preprocessor settings, the names of all tensors, and the content of those that an encoder
+        reads. A tensor is hashed once per process, unless the size or modification time of its file changes.
 
         Args:
-            tensors: whole names of the tensors whose content counts, such as `tensors_read`; all of them where None.
+            tensors: full names of the tensors whose content is hashed, such as `tensors_read`; None for all of them.
 
         Returns:
             64 hexadecimal digits.
 
         Raises:
-            UsageError: there is no such tensor, or a file cannot be read.
+            UsageError: a tensor is missing, or a file cannot be read.
         """
-        # An encoder may normalize by what these say.
+        # An encoder may read how to normalize from these.
         names = sorted({"processor_config.json", *(name for group in _FILES.values() for name in group)})
         settings = {name: digest((self.folder / name).read_bytes()) for name in names if (self.folder / name).is_file()}
         files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}
@@ -144,7 +191,7 @@ class Checkpoint:
         return digest(frame(parts)).hex()
 
     def _tensor_digests(self, names: Iterable[str]) -> dict[str, bytes]:
-        """`feature_digest` of tensors by name; one of them is in memory at a time."""
+        """`feature_digest` of tensors by name, with one tensor in memory at a time."""
         from safetensors import SafetensorError, safe_open
 
         found: dict[str, bytes] = {}
@@ -163,18 +210,23 @@ class Checkpoint:
         return found
 
     @property
+    def source(self) -> str:
+        """The folder or hub id that was opened."""
+        return self._source
+
+    @property
     def tensors_read(self) -> frozenset[str]:
-        """Whole names of the tensors that were read through this object."""
+        """Full names of the tensors that were read through this object."""
         return frozenset(self._read)
 
     def view(self) -> Checkpoint:
-        """The same checkpoint as an object of its own, of which no tensor has been read."""
-        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer)
+        """The same checkpoint as a separate object with an empty `tensors_read`."""
+        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer, self._specialization)
         view._tokenizer = self._tokenizer
         return view
 
     def tensor_names(self) -> dict[str, Path]:
-        """Every tensor in the checkpoint, and the file that holds it.
+        """The name of every tensor in the checkpoint, with the file that contains it.
 
         Raises:
             UsageError: there are no safetensors files, or their index cannot be read.
@@ -186,7 +238,10 @@ class Checkpoint:
         if index.is_file():
             table = _read_json(index).get("weight_map")
             if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-                raise UsageError(f"{index} has no weight_map of names to files", argument="checkpoint")
+                raise UsageError(
+                    f"{index}: expected a weight_map from tensor names to files, found {type(table).__name__}",
+                    argument="checkpoint",
+                )
             return {name: folder / file for name, file in table.items()}
         names: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -197,23 +252,24 @@ class Checkpoint:
                 raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
         if not names:
             raise UsageError(
-                f"{folder} holds no .safetensors files; other formats run code when they are read, and are not opened",
+                f"{folder}: expected .safetensors files, found none; convert the weights, because other formats can run code "
+                "when they are read",
                 argument="checkpoint",
             )
         return names
 
     def tensors(self, prefixes: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
-        """Chosen tensors, by name without its prefix; no other tensor's bytes are read.
+        """The tensors under some prefixes, by name without the prefix; no other tensor's bytes are read.
 
-        Where a name begins with several prefixes, the first of them counts.
+        If a name begins with several of the prefixes, the first of them is removed.
 
         Args:
             prefixes: such as `("visual.", "model.visual.")`.
-            device: torch device on which they shall lie.
-            dtype: torch dtype of floating-point tensors; None keeps their own.
+            device: torch device of the result.
+            dtype: torch dtype to which floating-point tensors are cast; None keeps their own.
 
         Raises:
-            UsageError: no tensor has such a prefix, two have one name, or a file cannot be read.
+            UsageError: no tensor has such a prefix, two would get the same name, or a file cannot be read.
         """
         prefixes = tuple(prefixes)
         wanted: dict[str, str] = {}
@@ -223,22 +279,25 @@ class Checkpoint:
                 wanted[name] = name.removeprefix(prefix)
         twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
         if twice:
-            raise UsageError(f"tensor {twice[0]!r} stands twice under {prefixes}", argument="checkpoint")
+            raise UsageError(
+                f"{self.folder}: expected one tensor {twice[0]!r} under {' or '.join(prefixes)}, found two",
+                argument="checkpoint",
+            )
         if not wanted:
             raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
         found = self.read_tensors(wanted, device=device, dtype=dtype)
         return {wanted[name]: tensor for name, tensor in found.items()}
 
     def read_tensors(self, names: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
-        """Tensors by their whole names; no other tensor's bytes are read.
+        """Tensors by their full names; no other tensor's bytes are read.
 
         Args:
-            names: as `tensor_names` gives them.
+            names: as in `tensor_names`.
             device: as for `tensors`.
             dtype: as for `tensors`.
 
         Raises:
-            UsageError: there is no such tensor, or a file cannot be read.
+            UsageError: a tensor is missing, or a file cannot be read.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -271,15 +330,15 @@ class Checkpoint:
 
 
 def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what: str) -> None:
-    """Refuse tensors that are not exactly a module's, by their first names.
+    """Check that tensors are exactly those of a module; the message names the first that differ.
 
     Args:
-        tensors: what the checkpoint holds.
+        tensors: the checkpoint's tensors by name.
         module: the module's `state_dict()`, on any device.
-        what: whose tensors they are, for the message.
+        what: the module's name, for the message.
 
     Raises:
-        UsageError: one is missing, one is too many, or one has another shape.
+        UsageError: a tensor is missing, unexpected, or of another shape.
     """
     faults = {
         "missing": [name for name in module if name not in tensors],
@@ -319,18 +378,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", argument="checkpoint") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} holds a {type(value).__name__}, not an object", argument="checkpoint")
+        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}", argument="checkpoint")
     return value
 
 
 def _fetch(name: str, patterns: tuple[str, ...]) -> Path:
-    """A hub id's files, from the local hub cache where they are there."""
+    """The files of a hub id, from the local cache if they are there."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except Exception as error:
         raise UsageError(
-            f"{name!r} is no folder, and could not be fetched as a hub id: {type(error).__name__}: {error}",
+            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {type(error).__name__}: {error}",
             argument="checkpoint",
         ) from error

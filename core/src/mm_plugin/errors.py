@@ -1,35 +1,41 @@
 """The tree of errors. Knows nothing of media, models or plugins; holds what went wrong, on what, and whose fault it was.
 
     MMPluginError
-    ├── UsageError            the server called us wrongly
+    ├── UsageError            the server's fault: an argument, a setting or a checkpoint that it chose
     ├── RequestError          the client's media or prompt; the message is safe to show (HTTP 4xx)
-    │   ├── MediaError        an image, video or audio that cannot be used
-    │   ├── PlaceholderError  the prompt's placeholders and the media do not fit
-    │   └── LimitError        more than a limit allows
+    │   ├── MediaError        an image, video or audio input that cannot be used
+    │   ├── PlaceholderError  the prompt's placeholders and the media do not match
+    │   └── LimitError        a value above a limit
     ├── PluginError           a plugin's fault; names plugin, distribution and version
     │   ├── PluginLoadError   it could not be found, imported or registered
     │   ├── ProcessorError    its processor failed
     │   └── EncoderError      its encoder failed
     ├── NoModelError          no plugin serves the model; carries every plugin's record
-    └── UnattributedError          raised by low layers, which cannot know whose value it was; the layers above assign blame
-        ├── SpanError         spans, offsets, slots or row counts that do not fit
-        ├── SizeError         a height, width or grid that no rule can use
+    └── UnattributedError     raised by low layers, which do not know whose value it was; the layers above attribute it
+        ├── SpanError         spans, offsets, slots or row counts that do not match
+        ├── SizeError         a height, width or grid that no rule accepts
         └── SpecError         a declaration that contradicts itself
 
-Every class has a `code`, and the named attributes listed in `attributes`; those not given are None.
+Every class has a `code` and the named attributes listed in `attributes`; an attribute that is not given is None.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 
 class MMPluginError(Exception):
-    """The root: everything that leaves this package is one of its subclasses.
+    """The root: every exception that this package raises deliberately is one of its subclasses.
 
     Args:
-        message: what failed on what, the values that disagree, and the fix; never the data itself.
-        **attributes: the class's named attributes. An unknown name is a `TypeError`.
+        message: the path, what was expected, what was found, and the fix; never the data itself.
+        **attributes: the class's named attributes. An unknown name raises `TypeError`.
+
+    Examples:
+        >>> error = MediaError("images[2]: the file is empty", path="images[2]", reason="empty")
+        >>> error.code, error.path, error.reason
+        ('media', 'images[2]', 'empty')
     """
 
     code: ClassVar[str] = "error"
@@ -55,7 +61,7 @@ def _rebuild(cls: type[MMPluginError], message: str, attributes: dict[str, Any])
 
 
 class UsageError(MMPluginError):
-    """The server called us wrongly: an argument, a setting or a checkpoint that it chose."""
+    """The server is at fault: an argument, a setting or a checkpoint that it chose."""
 
     code = "usage"
     attributes: ClassVar[tuple[str, ...]] = ("argument",)
@@ -71,7 +77,7 @@ class RequestError(MMPluginError):
 
 
 class MediaError(RequestError):
-    """A media input cannot be used. `path` is such as `images[2]`; `reason` is one word for the kind of fault."""
+    """A media input cannot be used. `path` names it, such as `images[2]`; `reason` is one word for the kind of fault."""
 
     code = "media"
     attributes: ClassVar[tuple[str, ...]] = ("path", "reason")
@@ -79,7 +85,7 @@ class MediaError(RequestError):
 
 
 class PlaceholderError(RequestError):
-    """The prompt's placeholders and the request's media do not fit."""
+    """The prompt's placeholders and the request's media do not match."""
 
     code = "placeholder"
     attributes: ClassVar[tuple[str, ...]] = ("path", "expected", "found")
@@ -88,7 +94,7 @@ class PlaceholderError(RequestError):
 
 
 class LimitError(RequestError):
-    """More than a limit allows. `setting` names the limit, so that an operator can find it."""
+    """A value above a limit. `setting` names the limit, so that an operator can find it."""
 
     code = "limit"
     attributes: ClassVar[tuple[str, ...]] = ("path", "setting", "limit", "value")
@@ -96,9 +102,51 @@ class LimitError(RequestError):
     limit: int | None
     value: int | None
 
+    @classmethod
+    def exceeded(
+        cls,
+        what: str,
+        *,
+        path: str | None,
+        setting: str,
+        limit: float,
+        value: float | None,
+        found: str = "",
+        fix: str = "",
+    ) -> LimitError:
+        """The error of a value above its limit: the only place that words it.
+
+        Args:
+            what: what is counted, in the plural: "pixels", "frames", "prompt tokens".
+            path: where it stands in the request, such as `images[2]`; the whole request where None.
+            setting: the setting or argument that holds the limit.
+            limit: the most that is accepted.
+            value: what was found; None where all that is known is that it is more.
+            found: the value in words, such as "9000 x 9000"; the number alone where empty.
+            fix: what the client can do, such as "send a smaller image".
+
+        Examples:
+            >>> str(LimitError.exceeded("frames", path="videos[0]", setting="max_video_frames", limit=100, value=120))
+            'videos[0]: expected at most 100 frames, got 120; raise max_video_frames'
+        """
+        got = found or ("more" if value is None else _number(value))
+        fixes = " or ".join(filter(None, (f"raise {setting}", fix)))
+        return cls(
+            f"{path or 'request'}: expected at most {_number(limit)} {what}, got {got}; {fixes}",
+            path=path,
+            setting=setting,
+            limit=int(limit),
+            value=None if value is None else int(min(value, sys.maxsize)),
+        )
+
+
+def _number(value: float) -> str:
+    """A whole number in full, any other with at most three decimals."""
+    return str(value) if isinstance(value, int) else f"{value:.3f}".rstrip("0").rstrip(".")
+
 
 class PluginError(MMPluginError):
-    """A plugin's fault. `plugin`, `distribution` and `version` say whose."""
+    """A plugin is at fault: `plugin`, `distribution` and `version` name it."""
 
     code = "plugin"
     attributes: ClassVar[tuple[str, ...]] = ("plugin", "distribution", "version")
@@ -116,19 +164,19 @@ class PluginLoadError(PluginError):
 
 
 class ProcessorError(PluginError):
-    """The plugin's processor raised, or returned what it must not."""
+    """The plugin's processor raised an exception or returned an invalid value."""
 
     code = "processor"
 
 
 class EncoderError(PluginError):
-    """The plugin's encoder raised, or returned rows that do not fit its items."""
+    """The plugin's encoder raised an exception or returned embeddings that do not match its items."""
 
     code = "encoder"
 
 
 class NoModelError(MMPluginError):
-    """No plugin serves the model, or more than one claims it. `records` holds every plugin's record, `served` what is served."""
+    """No plugin serves the model, or several claim it. `records` holds every plugin's record, `served` the names served."""
 
     code = "no_model"
     attributes: ClassVar[tuple[str, ...]] = ("asked", "records", "served")
@@ -138,19 +186,19 @@ class NoModelError(MMPluginError):
 
 
 class UnattributedError(MMPluginError):
-    """Raised by layers that cannot know who supplied the value; `processor` and `embed` turn it into one that says so."""
+    """Raised by layers that do not know who supplied the value; `processor` and `embed` turn it into an error that does."""
 
-    code = "neutral"
+    code = "unattributed"
 
 
 class SpanError(UnattributedError):
-    """Spans, offsets, slots or row counts that do not fit together."""
+    """Spans, offsets, slots or row counts that do not match."""
 
     code = "span"
 
 
 class SizeError(UnattributedError):
-    """A height, width or grid, in pixels or patches, that no rule can use."""
+    """A height, width or grid, in pixels or patches, that no rule accepts."""
 
     code = "size"
 

@@ -1,4 +1,4 @@
-"""What happened, as structs, and the observers that hear it. Knows nothing of causes; an observer cannot break a request."""
+"""Events, which say what happened, and the observers that receive them. Knows no causes; an observer cannot break a request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,28 @@ logger = logging.getLogger("mm_plugin")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The base of all events."""
+    """The base of all events. Written as JSON or msgpack, an event has its class name as `type`.
+
+    Example:
+        >>> import msgspec
+        >>> from mm_plugin.events import ItemDropped
+        >>> msgspec.json.encode(ItemDropped(path="images[0]", why="more than 4096 tokens"))
+        b'{"type":"ItemDropped","path":"images[0]","why":"more than 4096 tokens"}'
+    """
 
 
 class ItemKeyed(Event, frozen=True, kw_only=True):
-    """A media input got its identity. `cached`: prepared before, so nothing was decoded. `elapsed_ms`: of its item stage."""
+    """A media input became an item with an identity.
+
+    Attributes:
+        plugin: name of the model spec.
+        path: where the media input stands in the request, such as `images[0]`.
+        modality: `image`, `video` or `audio`.
+        identity: hexadecimal digits of the identity, or of the 64-bit hash where the caller gave one in place of it.
+        num_tokens: embeddings that the item takes.
+        cached: whether it was found in the cache, so that nothing was decoded.
+        elapsed_ms: time spent on this media input, milliseconds.
+    """
 
     plugin: str
     path: str
@@ -28,7 +45,14 @@ class ItemKeyed(Event, frozen=True, kw_only=True):
 
 
 class EncodeBatch(Event, frozen=True, kw_only=True):
-    """One encoder call over `num_items` items that take `num_tokens` rows. `elapsed_ms`: milliseconds, host side."""
+    """An encoder was called once.
+
+    Attributes:
+        modality: `image`, `video` or `audio`.
+        num_items: items of the call.
+        num_tokens: embeddings of all items of the call.
+        elapsed_ms: time on the host, milliseconds; a GPU may still be at work afterwards.
+    """
 
     modality: str
     num_items: int
@@ -37,7 +61,14 @@ class EncodeBatch(Event, frozen=True, kw_only=True):
 
 
 class ItemFailed(Event, frozen=True, kw_only=True):
-    """An item could not be embedded; the request at `request` fails, the others go on. `item` is None where it has none."""
+    """An item could not be embedded; its request fails, and the others of the step go on.
+
+    Attributes:
+        request: index of the request in the batch.
+        item: index of the item in the request; None where it has none.
+        code: code of the error, such as `encoder`.
+        error: message of the error.
+    """
 
     request: int
     item: int | None
@@ -46,21 +77,37 @@ class ItemFailed(Event, frozen=True, kw_only=True):
 
 
 class HashIgnored(Event, frozen=True, kw_only=True):
-    """A caller's hash at `path` was not used, because of `why`; the identity was computed."""
+    """A caller's hash was not used; the identity was computed instead.
+
+    Attributes:
+        path: which hash, such as `mm_hashes[images][0]`.
+        why: the reason.
+    """
 
     path: str
     why: str
 
 
 class ItemDropped(Event, frozen=True, kw_only=True):
-    """The media input at `path` was left out of a prompt that was too long, because of `why`."""
+    """A media input was left out of a prompt that was too long.
+
+    Attributes:
+        path: where it stood in the request, such as `images[0]`.
+        why: the reason.
+    """
 
     path: str
     why: str
 
 
 class FallbackUsed(Event, frozen=True, kw_only=True):
-    """The fallback `plugin` serves the models `asked`, because of `why`."""
+    """A fallback plugin serves a model for which no other plugin works.
+
+    Attributes:
+        asked: the architectures or the model type of the checkpoint.
+        plugin: name of the fallback plugin.
+        why: the reason.
+    """
 
     asked: str
     plugin: str
@@ -68,7 +115,11 @@ class FallbackUsed(Event, frozen=True, kw_only=True):
 
 
 class DeviceSync(Event, frozen=True, kw_only=True):
-    """Something was read back from the device, for which the host waited."""
+    """The host waited for the device to read a value from it.
+
+    Attributes:
+        what: the value.
+    """
 
     what: str
 
@@ -77,10 +128,20 @@ Observer = Callable[[Event], None]
 
 
 class Observers:
-    """The observers of one registry. Final.
+    """The observers of one registry, called in the order in which they were added. Final; safe to use from several threads.
+
+    An observer that raises is removed and logged once; neither the other observers nor the request are affected.
 
     Args:
-        observers: callables that take one event. One that raises is dropped after one log line; the request goes on.
+        observers: callables that take one event each.
+
+    Example:
+        >>> from mm_plugin.events import ItemDropped, Observers
+        >>> received = []
+        >>> observers = Observers([received.append])
+        >>> observers.emit(ItemDropped(path="images[0]", why="more than 4096 tokens"))
+        >>> received[0].path
+        'images[0]'
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -88,12 +149,12 @@ class Observers:
         self._observers: tuple[Observer, ...] = tuple(observers)
 
     def add(self, observer: Observer) -> None:
-        """Hear events from now on."""
+        """Call an observer for every event from now on."""
         with self._lock:
             self._observers = (*self._observers, observer)
 
     def emit(self, event: Event) -> None:
-        """Tell every observer, in the order in which they were added."""
+        """Pass an event to every observer."""
         for observer in self._observers:
             try:
                 observer(event)
@@ -103,5 +164,8 @@ class Observers:
                     dropped, self._observers = len(left) < len(self._observers), left
                 if dropped:
                     logger.warning(
-                        "observer %r failed on %s and is dropped", observer, type(event).__name__, exc_info=True
+                        "mm-plugin: observer %r failed on %s and was removed",
+                        observer,
+                        type(event).__name__,
+                        exc_info=True,
                     )

@@ -1,4 +1,4 @@
-"""The hook specifications. With `registry` the only importer of pluggy; hooks register declarations and never run in a request."""
+"""The hook specifications: hooks register declarations and never run in a request. Only `registry.loading` imports pluggy too."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def mm_register_models() -> ModelSpec | Iterable[ModelSpec]:  # type: ignore[empty-body]
     """The models that this plugin serves.
 
-    Each architecture and model type of a spec must be claimed in the distribution's entry points, in the groups
-    `mm_plugin.architectures` and `mm_plugin.model_types`, and the other way round.
+    The architectures and model types of the specs must be exactly those that the distribution's entry points claim in the
+    groups `mm_plugin.architectures` and `mm_plugin.model_types`.
+
+    Returns:
+        One declaration, or several.
     """
 
 
@@ -31,7 +34,7 @@ def mm_register_models() -> ModelSpec | Iterable[ModelSpec]:  # type: ignore[emp
 def mm_register_observers() -> Mapping[str, Observer]:  # type: ignore[empty-body]
     """Observers by name; each name must be claimed in the group `mm_plugin.observers`.
 
-    An observer is called with every event of `mm_plugin.events`, in the thread where it happens.
+    An observer is called with every event of `mm_plugin.events`, in the thread that emits it.
     """
 
 
@@ -47,6 +50,6 @@ def mm_register_stores() -> Mapping[str, Any]:  # type: ignore[empty-body]
 def mm_register_digests() -> Mapping[str, DigestFunction]:  # type: ignore[empty-body]
     """Functions that hash on other devices, by device type such as `xpu`; each must be claimed in the group `mm_plugin.digests`.
 
-    A function takes tensors [n] uint8 on one such device and returns BLAKE3-256 of each, 32 bytes. It is checked against the
-    published test vectors before it is believed.
+    A function takes tensors [n] uint8 on one device of this type and returns BLAKE3-256 of each, 32 bytes. It is checked against
+    the published test vectors before its results are used.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError, UsageError
+from mm_plugin.identity.digests import digest
+from mm_plugin.identity.framing import FORMAT_VERSION, frame
 from mm_plugin.sentinels import PadValues, pad_values_from_hash, pad_values_from_identity, sentinel_sequence
 
 
@@ -61,8 +64,8 @@ class MultimodalInputFormat(enum.Enum):
 
 Offset = tuple[int, int]
 
-# Modality, identity (the hash where there is none), number of embeddings.
-ItemKey = tuple[Modality, bytes | int | None, int]
+# Length of an `item_key`, which begins the key of the item's embeddings.
+ITEM_KEY_BYTES = 32
 
 
 class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
@@ -234,6 +237,26 @@ def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[i
     return [(start, end, items[index]) for start, end, index in spans]
 
 
-def item_key(item: MultimodalDataItem) -> ItemKey:
-    """What an item's embeddings are found by: from one encoder, items of equal keys have equal embeddings."""
-    return (item.modality, item.identity if item.identity is not None else item.hash, item.num_tokens)
+def item_key(item: MultimodalDataItem) -> bytes:
+    """The key of an item: with the same encoder, equal keys mean equal embeddings.
+
+    Args:
+        item: has an identity, or a hash.
+
+    Returns:
+        32 bytes.
+
+    Example:
+        >>> from mm_plugin.items import Modality, MultimodalDataItem, item_key
+        >>> one = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(3, 6)])
+        >>> elsewhere = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(10, 13)])
+        >>> item_key(one) == item_key(elsewhere)
+        True
+    """
+    return _item_key(int(item.modality), item.hash if item.identity is None else item.identity, item.num_tokens)
+
+
+# Every step asks for the keys of its items again; a digest takes twenty times as long as finding it here.
+@functools.lru_cache(maxsize=16_384)
+def _item_key(modality: int, known: bytes | int | None, num_tokens: int) -> bytes:
+    return digest(frame(["mm-plugin/item-embedding", FORMAT_VERSION, modality, known, num_tokens]))

@@ -42,15 +42,17 @@ def mrope_positions(
     """
     optional = [part for part in (times, pruned) if part is not None]
     if len(spans) != len(grids) or any(len(part) != len(spans) for part in optional):
-        raise SpanError(f"{len(spans)} spans, {len(grids)} grids")
+        raise SpanError(f"expected one grid for each of {len(spans)} spans, got {len(grids)}")
     cursor = total = 0
     advances = []
     for index, ((start, last), (t, h, w)) in enumerate(zip(spans, grids, strict=True)):
         if start < cursor or last >= seq:
-            raise SpanError(f"span {index} ({start}, {last}) overlaps the one before or leaves the {seq} tokens")
+            raise SpanError(f"span {index} ({start}, {last}) overlaps the previous one or exceeds the {seq} tokens")
         tokens, some = last + 1 - start, pruned is not None and pruned[index]
         if min(t, h, w) < 1 or (tokens != t * h * w and not (some and 0 < tokens < t * h * w)):
-            raise SpanError(f"span {index} has {last + 1 - start} tokens, its grid {t} x {h} x {w} has {t * h * w}")
+            raise SpanError(
+                f"span {index} must have {t * h * w} tokens for its grid {t} x {h} x {w}, got {last + 1 - start}"
+            )
         given = None if times is None else times[index]
         advances.append(max(t, h, w) if given is None else _advance(index, given, (t, h, w)))
         total += start - cursor + advances[-1]
@@ -88,7 +90,7 @@ def _advance(index: int, times: np.ndarray, grid: tuple[int, int, int]) -> int:
     """Positions that a span with times of its own takes: the largest over its axes, plus one."""
     t, h, w = grid
     if np.shape(times) != (t,) or int(np.min(times)) < 0:
-        raise SpanError(f"span {index} has {t} time steps, {np.size(times)} times from 0 on were expected")
+        raise SpanError(f"span {index} must have one time of at least 0 for each of {t} steps, got {np.size(times)}")
     return max(int(np.max(times)) + 1, h, w)
 
 
@@ -111,7 +113,7 @@ def extend_positions(positions: np.ndarray, delta: int, length: int) -> np.ndarr
     """
     seq = positions.shape[1]
     if length < seq:
-        raise SpanError(f"{length} tokens are fewer than the prompt's {seq}")
+        raise SpanError(f"expected at least the prompt's {seq} tokens, got {length}")
     out = np.empty((3, length), dtype=np.int64)
     out[:, :seq] = positions
     out[:, seq:] = np.arange(seq + delta, length + delta, dtype=np.int64)
@@ -163,7 +165,7 @@ def batch_positions(
         SpanError: the lists differ in length.
     """
     if not len(positions) == len(deltas) == len(prefix_lens) == len(extend_lens):
-        raise SpanError("a batch has one table, one delta, one prefix and one extend for each request")
+        raise SpanError("expected one table, delta, prefix length and extend length for each request")
     out = np.empty((3, sum(extend_lens)), dtype=np.int64)
     cursor = 0
     for table, delta, prefix, extend in zip(positions, deltas, prefix_lens, extend_lens, strict=True):
@@ -172,7 +174,7 @@ def batch_positions(
             out[:, chunk] = np.arange(prefix, prefix + extend, dtype=np.int64)
         else:
             if delta is None:
-                raise SpanError("a table of positions comes with its delta")
+                raise SpanError("expected a delta with every table of positions, got None")
             out[:, chunk] = slice_positions(table, delta, prefix, extend)
         cursor += extend
     return out

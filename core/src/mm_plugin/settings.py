@@ -1,4 +1,4 @@
-"""Limits and switches, one frozen struct, each also an environment variable `MM_PLUGIN_<NAME>`. Knows nothing of who reads them."""
+"""Limits and switches: one frozen struct, whose fields are also environment variables. Knows nothing of who reads them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,52 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator may set. Every field is also an environment variable: `max_image_pixels` is `MM_PLUGIN_MAX_IMAGE_PIXELS`.
+    """Limits and switches of one registry.
+
+    Each field is also an environment variable: `max_image_pixels` is `MM_PLUGIN_MAX_IMAGE_PIXELS`.
 
     Attributes:
-        only: plugin names; when not empty, every other plugin is disabled. In the environment, separated by commas.
-        disabled: plugin names that are disabled.
-        strict: raise at the first broken plugin or wrong setting, instead of recording it. For developers.
+        only: names of the plugins to enable; empty enables all. In the environment, separated by commas.
+        disabled: names of plugins to disable. In the environment, separated by commas.
+        strict: raise at the first broken plugin or wrong setting instead of recording it. For developers.
         media_root: folder below which media may be read by path; empty refuses every path.
-        allowed_hosts: hosts from which http(s) URLs are fetched, such as `images.example.org`, or `*.example.org` for every host
-            below one; empty fetches nothing. In the environment, separated by commas.
-        private_hosts: of those, the ones that may stand in a private network; every other that turns out to is refused.
-        fetch_seconds: time in which a URL must be fetched whole.
-        max_redirects: how often a URL may point to another.
-        max_media_bytes: encoded bytes of one media input.
-        max_image_pixels: height x width of one decoded image. The default is the size above which Pillow itself warns.
-        max_video_frames: frames of one video, before any are sampled.
-        max_video_seconds: length of one video.
-        max_audio_seconds: length of one audio.
-        max_request_pixels: height x width of all images and sampled frames that one request may have decoded.
-        max_items: media in one request.
-        max_images: images in one request.
-        max_videos: videos in one request.
-        max_audios: audio inputs in one request.
-        max_item_tokens: prompt tokens that stand for one media input. The default holds the longest video of Qwen's own defaults.
-        preprocess_cache_bytes: capacity of the preprocess cache, bytes.
-        embedding_cache_bytes: capacity of an encoder's row cache, bytes.
-        max_caller_hashes: caller hashes that are remembered with what they stood for, so that reuse for other media is found.
-        store: kind of store behind the caches: `memory`, or one that a plugin offers.
-        threads: worker threads of a registry's executor.
+        allowed_hosts: hosts from which http(s) URLs may be fetched, such as `images.example.org`, or `*.example.org` for every
+            host below a domain; empty fetches nothing. In the environment, separated by commas.
+        private_hosts: those of the allowed hosts that may resolve to a private address; any other that does is refused. In the
+            environment, separated by commas.
+        fetch_seconds: time limit for fetching one URL, redirects included, seconds.
+        max_redirects: most redirects to follow for one URL.
+        max_media_bytes: largest encoded file of one media input, bytes.
+        max_image_pixels: largest decoded image or video frame, height x width. The default is the size above which Pillow warns.
+        max_video_frames: most frames of one video, before sampling.
+        max_video_seconds: longest video, seconds.
+        max_audio_seconds: longest audio, seconds.
+        max_request_pixels: most pixels of all images and sampled frames of one request together, height x width each.
+        max_items: most media inputs in one request.
+        max_images: most images in one request.
+        max_videos: most videos in one request.
+        max_audios: most audio inputs in one request.
+        max_item_tokens: most prompt tokens for one media input. The default holds the longest video of Qwen's own defaults.
+        preprocess_cache_bytes: capacity of the cache of prepared items, bytes.
+        embedding_cache_bytes: capacity of the cache of embeddings, bytes.
+        max_caller_hashes: most caller hashes that are remembered with their content, to refuse one that is reused for other
+            content.
+        preprocess_store: where prepared items are kept: `memory`, or the name of a plugin's store.
+        embedding_store: where embeddings are kept: `memory`, or the name of a plugin's store.
+        threads: worker threads that prepare media inputs.
+
+    Raises:
+        UsageError: a value is invalid; the message names the setting.
+
+    Example:
+        >>> from mm_plugin import Settings
+        >>> Settings(max_images=4).max_images
+        4
+        >>> Settings.from_env({"MM_PLUGIN_MAX_IMAGES": "4"}, max_videos=1).max_images
+        4
+        >>> Settings(max_images=0)
+        Traceback (most recent call last):
+        mm_plugin.errors.UsageError: setting max_images=0: Expected `int` >= 1
     """
 
     only: tuple[str, ...] = ()
@@ -71,22 +89,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
     max_caller_hashes: Count = 65_536
-    store: str = "memory"
+    preprocess_store: str = "memory"
+    embedding_store: str = "memory"
     threads: Count = min(8, os.cpu_count() or 1)
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(type(self)):
+            value = getattr(self, field.name)
             try:
-                msgspec.convert(getattr(self, field.name), field.type)
+                msgspec.convert(value, field.type)
             except msgspec.ValidationError as error:
-                raise UsageError(f"setting {field.name}: {error}", argument=field.name) from error
+                raise UsageError(f"setting {field.name}={value!r}: {error}", argument=field.name) from error
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Read the settings from environment variables; `overrides` win.
+        """Read the settings from environment variables.
+
+        Args:
+            environ: the variables; those of the process where None. Empty ones are ignored.
+            overrides: fields that take precedence over the environment.
 
         Raises:
-            UsageError: a value cannot be read, or an override is no setting; the message names it.
+            UsageError: a value is invalid, or an override is not a setting; the message names it.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -109,12 +133,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks like a setting and is none."""
+    """A message for each variable that has the prefix of the settings and is not one of them.
+
+    Example:
+        >>> from mm_plugin.settings import unknown_variables
+        >>> unknown_variables({"MM_PLUGIN_THREAD": "2", "PATH": "/bin"})
+        ['environment variable MM_PLUGIN_THREAD is not a setting; did you mean MM_PLUGIN_THREADS?']
+    """
     known = {PREFIX + field.name.upper() for field in msgspec.structs.fields(Settings)}
-    sentences = []
+    messages = []
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            sentences.append(f"environment variable {name} is no setting{hint}")
-    return sentences
+            messages.append(f"environment variable {name} is not a setting{hint}")
+    return messages

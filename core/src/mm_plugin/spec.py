@@ -1,4 +1,4 @@
-"""`ModelSpec`: what a plugin declares about one model. Knows no code, only its `"module:Name"` strings; validates itself."""
+"""`ModelSpec`: what a plugin declares about one model. Names code only as `"module:Name"` strings; validates itself."""
 
 from __future__ import annotations
 
@@ -18,36 +18,54 @@ _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The declaration of one model, returned from `mm_register_models`.
+    """The declaration of one model, returned from the hook `mm_register_models`.
 
     Attributes:
-        name: the model's short name, such as `qwen2_vl`; part of every identity.
-        output_version: raised by the author whenever equal input gives other features, rows or positions; part of every identity.
-        architectures: entries of `config.architectures` that it serves.
+        name: short name of the model, such as `qwen2_vl`; part of every identity.
+        output_version: a whole number that the author raises whenever equal input gives other features, embeddings or
+            positions; part of every identity.
+        architectures: entries of `config.architectures` that the plugin serves.
         model_types: values of `config.model_type` that it serves where a config has no architectures.
-        modalities: what it takes.
+        modalities: modalities that the model accepts.
         placeholders: by modality, the token that stands for one media input in a prompt.
-        token_pairs: (start, end) tokens around a media input in the prompt.
-        padding: how a scheduler lays sentinels over ids that come without offsets: by `"pairs"`, by `"runs"` of the
-            placeholder, by `"offsets"` alone, or a `"module:function"`.
-        fields: by modality, the model fields of an item. A field that is not declared here is an error that names it.
+        token_pairs: (start, end) tokens around a media input in a prompt.
+        padding: how a scheduler finds the spans of items in ids that come without offsets: between `"pairs"` of tokens, as
+            `"runs"` of the placeholder, not at all (`"offsets"`), or by a `"module:function"`.
+        fields: by modality, the names of an item's model fields. Any other field is an error that names it.
         processor: `"module:Class"` of the `ModelProcessor`.
         encoder: `"module:Class"` of the `Encoder`.
-        positions: `"module:function"` that gives M-RoPE positions, or None for ordinary positions.
-        tokenizer: `"module:function"` that opens the tokenizer from a `Checkpoint`, for models whose folders transformers'
-            `AutoTokenizer` opens wrongly or not at all; None for `AutoTokenizer`.
+        positions: `"module:function"` that computes M-RoPE positions; None for ordinary positions.
+        tokenizer: `"module:function"` that opens the tokenizer of a `Checkpoint`, for models whose tokenizer transformers'
+            `AutoTokenizer` cannot open, or opens wrongly; None for `AutoTokenizer`.
         embed: `"module:function"` in place of the core's way to embed, for models that do more than replace the rows of
             placeholders: `(text_embeds, plan, embeddings, input_ids) -> (input_embeds, extra)`; None where they do not.
-        demo: `"module:Class"` that gives `mm-plugin demo` a tiny checkpoint, or None.
-        placeholder_affixes: by modality, the text that the model's own processor writes around a placeholder. It is written
-            before the prompt is tokenized, because a tokenizer may join it with the text around it.
-        specialize: `"module:function"` that is called with this spec and an open `Checkpoint` and returns the spec for that
-            checkpoint and the `Checkpoint` to go on with, for plugins that learn from a checkpoint what they serve of it.
-            `modalities`, `placeholders` and `fields` may then be empty here.
-        notes: what a plugin says of a spec that it made for one checkpoint, kept in the plugin's record.
+        demo: `"module:Class"` that makes a tiny checkpoint for `mm-plugin demo`, or None.
+        placeholder_affixes: by modality, the text that the model's own processor writes before and after a placeholder. It is
+            added before the prompt is tokenized, because the tokenizer may join it with the text beside it.
+        specialize: `"module:function"` for plugins that learn from a checkpoint what they can serve of it. It is called with
+            this spec and an open `Checkpoint`, and returns the spec for that checkpoint, the `Checkpoint` to continue with, and
+            the state that processor and encoder find in `Checkpoint.specialization`. `modalities`, `placeholders` and `fields`
+            may then be empty here.
+        notes: texts by name in which a plugin says how it specialized this spec; kept in the plugin's record.
 
     Raises:
-        SpecError: the declaration contradicts itself.
+        SpecError: a field is invalid, or two fields contradict each other.
+
+    Example:
+        >>> from mm_plugin import Modality, ModelSpec
+        >>> spec = ModelSpec(
+        ...     name="tiny_vl",
+        ...     output_version=1,
+        ...     architectures=("TinyVLForConditionalGeneration",),
+        ...     modalities=(Modality.IMAGE,),
+        ...     placeholders={Modality.IMAGE: "<image>"},
+        ...     fields={Modality.IMAGE: ("image_grid_thw",)},
+        ...     padding="runs",
+        ...     processor="tiny_vl.processor:TinyProcessor",
+        ...     encoder="tiny_vl.encoder:TinyEncoder",
+        ... )
+        >>> spec.positions is None
+        True
     """
 
     name: str
@@ -76,20 +94,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             refuse("name must be letters, digits, '_', '.' or '-'")
         if type(self.output_version) is not int or self.output_version < 0:
-            refuse(f"output_version must be a whole number from 0, got {self.output_version!r}")
+            refuse(f"output_version must be a whole number of at least 0, got {self.output_version!r}")
         for name in ("architectures", "model_types", "modalities", "token_pairs"):
             if not isinstance(getattr(self, name), tuple):
                 refuse(f"{name} must be a tuple, got {type(getattr(self, name)).__name__}")
         for name in ("architectures", "model_types"):
             if not all(isinstance(served, str) and served for served in getattr(self, name)):
-                refuse(f"{name} must hold names")
+                refuse(f"{name} must hold non-empty strings")
         if not self.modalities and self.specialize is None:
-            refuse("modalities is empty; a plugin serves at least one")
+            refuse("modalities is empty; name at least one")
         for modality in self.modalities:
             if not isinstance(modality, Modality):
-                refuse(f"modalities holds {modality!r}, which is no Modality")
+                refuse(f"modalities holds {modality!r}, which is not a Modality")
         if len(set(self.modalities)) < len(self.modalities):
-            refuse("modalities names one twice")
+            refuse("modalities names a modality twice")
         for name in ("placeholders", "fields"):
             given = getattr(self, name)
             if not isinstance(given, Mapping) or set(given) != set(self.modalities):
@@ -98,12 +116,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(names, tuple) or not all(isinstance(n, str) and n.isidentifier() for n in names):
                 refuse(f"fields[{modality.name}] must be a tuple of identifiers")
         if any(not isinstance(token, str) or not token for token in self.placeholders.values()):
-            refuse("placeholders must be token strings")
+            refuse("placeholders must be non-empty token strings")
         if any(
             not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(t, str) and t for t in pair)
             for pair in self.token_pairs
         ):
-            refuse("token_pairs must hold (start, end) token strings")
+            refuse("token_pairs must hold pairs of (start, end) token strings")
         if not isinstance(self.placeholder_affixes, Mapping) or not all(
             modality in self.modalities
             and isinstance(texts, tuple)
@@ -111,13 +129,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             and all(isinstance(text, str) for text in texts)
             for modality, texts in self.placeholder_affixes.items()
         ):
-            refuse("placeholder_affixes must hold (before, after) texts of its modalities")
+            refuse("placeholder_affixes must hold (before, after) texts for modalities of the spec")
         if not isinstance(self.notes, Mapping) or not all(
             isinstance(text, str) for pair in self.notes.items() for text in pair
         ):
-            refuse("notes must be texts by name")
+            refuse("notes must map names to texts")
         if self.padding not in PADDING_RULES and not _REFERENCE.fullmatch(str(self.padding)):
-            refuse(f"padding {self.padding!r} is none of {PADDING_RULES} and no 'module:function'")
+            refuse(f"padding {self.padding!r} must be one of {PADDING_RULES} or a 'module:function'")
         if self.padding == "pairs" and not self.token_pairs:
             refuse("padding='pairs' needs token_pairs")
         for name in ("processor", "encoder", "positions", "tokenizer", "embed", "demo", "specialize"):
@@ -128,9 +146,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
                 refuse(f"{name} must be 'module:Name', got {value!r}")
 
     def load(self, field: str) -> Any:
-        """Import what a `"module:Name"` field names; None where the field is None.
+        """Import what a `"module:Name"` field names.
 
-        Whatever the import raises comes through; the registry knows whose fault that is.
+        Args:
+            field: name of the field, such as `processor`.
+
+        Returns:
+            The class or function; None where the field is None. Whatever the import raises comes through.
+
+        Example:
+            >>> from mm_plugin import ModelSpec
+            >>> spec = ModelSpec(
+            ...     name="tiny_vl", output_version=1, modalities=(), placeholders={}, fields={}, padding="offsets",
+            ...     processor="tiny_vl:Processor", encoder="tiny_vl:Encoder", specialize="operator:add",
+            ... )
+            >>> spec.load("specialize")
+            <built-in function add>
         """
         reference = getattr(self, field)
         if reference is None:

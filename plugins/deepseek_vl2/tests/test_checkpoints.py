@@ -85,7 +85,7 @@ def test_a_processor_needs_no_weights(registry: Registry, tmp_path: Path) -> Non
     folder = make_checkpoint(tmp_path, shards=1)
     (folder / "model.safetensors").unlink()
     assert registry.load_processor(folder).count("image", (300, 300)) == (421, 421)
-    with pytest.raises(UsageError, match=r"no \.safetensors"):
+    with pytest.raises(UsageError, match=r"expected \.safetensors"):
         registry.load_encoder(folder)
 
 

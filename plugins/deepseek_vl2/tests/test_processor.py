@@ -139,7 +139,7 @@ def test_transparency_stands_on_the_background(compact: ModelProcessor, image: A
     assert features[0].identity != features[1].identity
 
 
-def test_padding_has_the_mean_color_and_normalising_can_be_off(registry: Registry, tmp_path: Path) -> None:
+def test_padding_has_the_mean_color_and_normalizing_can_be_off(registry: Registry, tmp_path: Path) -> None:
     given = {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.2, 0.5, 1.0], "normalize": True}
     folder = make_checkpoint(tmp_path, settings=tiny_settings() | given)
     (item,) = items_of(registry.load_processor(folder), [Image.new("RGB", (384, 10))])
@@ -178,7 +178,7 @@ def test_a_background_that_is_no_color_is_the_requests_fault(compact: ModelProce
         compact.process("<image>", [Image.new("RGB", (9, 9))], background=(1, 2))
 
 
-@pytest.mark.parametrize("broken", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(60), None, 7, "x.png"])
+@pytest.mark.parametrize("broken", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(60), None, 7, "x.png"])
 def test_a_broken_image_is_named(compact: ModelProcessor, image: Any, broken: Any) -> None:
     good = io.BytesIO()
     image("images/ds_coffee_300x300.png").save(good, "PNG")

@@ -18,8 +18,8 @@ SOME = st.one_of(st.integers(1, 60), st.integers(1, 2000), st.integers(370, 400)
 
 
 def crop(processor: ModelProcessor, height: int, width: int, images: int) -> list[int]:
-    context = processor.context({Modality.IMAGE: images})
-    fields = processor.layout(Modality.IMAGE, Size(height, width), processor.options, context)
+    context = processor.model.context({Modality.IMAGE: images})
+    fields = processor.model.layout(Modality.IMAGE, Size(height, width), processor.options, context)
     found: list[int] = fields["images_spatial_crop"][0].tolist()
     return found
 
@@ -36,11 +36,11 @@ def test_every_recorded_size(compact: ModelProcessor, golden: Callable[[str], An
     for case in cases:
         height, width = case["height"], case["width"]
         for images, expected in ((1, case["cropping_on"]), (2, case["cropping_on"]), (3, case["cropping_off"])):
-            told = f"{case['id']}, {images} images"
-            assert crop(compact, height, width, images) == expected["images_spatial_crop"], told
+            reported = f"{case['id']}, {images} images"
+            assert crop(compact, height, width, images) == expected["images_spatial_crop"], reported
             rows = expected["num_image_tokens"]
             found = compact.count("image", (height, width), counts={Modality.IMAGE: images})
-            assert found == (rows, rows), told
+            assert found == (rows, rows), reported
         columns, rows = case["tiles_w_h"]
         assert [columns * 384, rows * 384] == case["best_resolution"]
 
@@ -100,7 +100,7 @@ def test_limits_are_the_cores(checkpoint: Path) -> None:
         with pytest.raises(LimitError, match="at most 421"):
             processor.count("image", (385, 385))
         assert processor.count("image", (385, 385), counts={Modality.IMAGE: 3}) == (421, 421)
-    with pytest.raises(MediaError, match="no area"), discover() as registry:
+    with pytest.raises(MediaError, match="at least 1 x 1 pixels"), discover() as registry:
         registry.load_processor(checkpoint).count("image", (0, 10))
 
 

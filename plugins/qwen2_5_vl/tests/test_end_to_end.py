@@ -66,7 +66,7 @@ def reference(
             vision[pixels] = torch.from_numpy(np.concatenate([item.feature for item in items]))
             vision[grid] = torch.from_numpy(np.concatenate([item.get(grid) for item in items]))
     seconds = [float(item.second_per_grid_ts[0]) for item in output.mm_items if item.modality is Modality.VIDEO]
-    marks = torch.from_numpy(output.token_modalities.astype(np.int32))[None]
+    token_types = torch.from_numpy(output.token_modalities.astype(np.int32))[None]
     caught: list[torch.Tensor] = []
     hook = model.model.language_model.register_forward_pre_hook(
         lambda _module, _arguments, named: caught.append(named["inputs_embeds"]), with_kwargs=True
@@ -75,7 +75,7 @@ def reference(
         with torch.no_grad():
             logits = model(
                 input_ids=ids,
-                mm_token_type_ids=marks,
+                mm_token_type_ids=token_types,
                 second_per_grid_ts=torch.tensor(seconds),
                 position_ids=positions,
                 **vision,

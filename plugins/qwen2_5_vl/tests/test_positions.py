@@ -217,7 +217,7 @@ def test_a_scheduler_gets_the_positions_that_the_processor_gave(
 
 
 @pytest.mark.case("4.4")
-def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
+def test_a_request_leaves_no_delta_after(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
     before = compact.process("a b c")
     video = compact.process(f"a {FOOTAGE}", videos=[VideoFrames(moving(4), fps=1)])
     after = compact.process("a b c")
@@ -228,7 +228,7 @@ def test_a_request_leaves_no_delta_behind(compact: ModelProcessor, moving: Calla
 
 @pytest.mark.case("4.6")
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
-def test_generation_goes_on_from_the_largest_of_all_axes_also_behind_a_video_at_the_end(seconds: float) -> None:
+def test_generation_goes_on_from_the_largest_of_all_axes_also_after_a_video_at_the_end(seconds: float) -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (3, 4, 6))], [seconds])
     found, delta = positions(items, seq=seq, config=config(), options={})
     longer = extend_positions(found, delta, seq + 4)
@@ -295,7 +295,7 @@ def test_a_config_that_says_nothing_has_four_tokens_a_second() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item("video", 0, (2, 4, 6), 1.0)
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 2 x 2 x 3 has 12"):
+    with pytest.raises(SpanError, match="span 0 must have 12 tokens for its grid 2 x 2 x 3, got 4"):
         positions([item], seq=9, config=config(), options={})
 
 

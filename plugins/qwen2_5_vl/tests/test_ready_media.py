@@ -114,9 +114,9 @@ def test_a_video_in_every_form_that_is_one_is_taken(
         (video(second_per_grid_ts=[None]), "second_per_grid_ts"),
         (video(second_per_grid_ts=[1j]), "second_per_grid_ts"),
         (video(second_per_grid_ts=[1 << 70]), "second_per_grid_ts"),
-        (video(video_grid_thw=[[2, 2, 3]]), "no video"),
-        (video(video_grid_thw=[[0, 2, 4]]), "no video"),
-        (video(video_grid_thw=[[-2, 2, -4]]), "no video"),
+        (video(video_grid_thw=[[2, 2, 3]]), "not a valid video"),
+        (video(video_grid_thw=[[0, 2, 4]]), "not a valid video"),
+        (video(video_grid_thw=[[-2, 2, -4]]), "not a valid video"),
         (video(video_grid_thw=[[2, 2, 4], [2, 2, 4]]), r"\[2, 3\]"),
         (video(video_grid_thw=[[2.0, 2.0, 4.0]]), "float64"),
         (video(video_grid_thw=[[2, 2, 6]]), r"\[16, 3, 392\]"),
@@ -144,7 +144,7 @@ def test_a_video_is_no_image_and_an_image_no_video(compact: ModelProcessor) -> N
     ):
         with pytest.raises(MediaError):
             compact.process(prompt, **given)
-    # Levels of two frames are none of an image's.
+    # Levels of two frames are not those of an image.
     with pytest.raises(MediaError, match=r"\[8, 3, 392\]"):
         compact.process(IMAGE, [ProcessorOutput(image | {"pixel_values": np.zeros((8, 3, 392), np.uint8)})])
 

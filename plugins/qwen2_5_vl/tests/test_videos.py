@@ -31,7 +31,7 @@ from mm_plugin import (
     VideoSize,
     discover,
 )
-from mm_plugin.media import video as video_files
+from mm_plugin.media import video_frames as video_files
 from mm_plugin_qwen25vl.testing import PREPROCESSOR, make_checkpoint
 
 SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -123,7 +123,7 @@ def test_the_last_frame_fills_a_temporal_patch_of_four(
     assert np.array_equal(found, frames[np.minimum(np.arange(4 * steps), count - 1)])
 
 
-@pytest.mark.parametrize("form", ["array", "tensor", "list", "pictures", "files"])
+@pytest.mark.parametrize("form", ["array", "tensor", "list", "images", "files"])
 def test_frames_in_every_form_are_one_video(
     compact: ModelProcessor, moving: Callable[..., np.ndarray], form: str
 ) -> None:
@@ -140,7 +140,7 @@ def test_frames_in_every_form_are_one_video(
         "array": frames,
         "tensor": torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()),
         "list": list(frames),
-        "pictures": images,
+        "images": images,
         "files": files,
     }
     expected, found = (take(compact, VideoFrames(value, fps=2)) for value in (frames, forms[form]))
@@ -205,7 +205,7 @@ def test_path_bytes_url_and_frames_have_one_budget_and_one_feature(
     import base64
 
     data = video(72, 24)
-    file = tmp_path / "clip.mp4"
+    file = tmp_path / "video.mp4"
     file.write_bytes(data)
     url = "data:video/mp4;base64," + base64.b64encode(data).decode()
     frames = decoded(data)
@@ -291,11 +291,11 @@ def test_times_come_from_the_frames_that_were_chosen(
     compact: ModelProcessor, frames: int, fps: float, options: dict[str, Any], count: int, seconds: float
 ) -> None:
     size, resolved = VideoSize(84, 112, frames, fps), type(compact.options)(**options)
-    chosen = compact.sample(size, resolved)  # type: ignore[attr-defined]
+    chosen = compact.model.sample(size, resolved)  # type: ignore[attr-defined]
     assert len(chosen.indices) == len(chosen.timestamps) == count
     assert chosen.timestamps.tolist() == pytest.approx((chosen.indices / fps).tolist())
     video_size = SampledVideo(84, 112, chosen.indices, chosen.timestamps, chosen.fps)
-    fields = compact.layout(Modality.VIDEO, video_size, resolved, None)
+    fields = compact.model.layout(Modality.VIDEO, video_size, resolved, None)
     assert fields["video_grid_thw"][0, 0] == count // 2
     assert fields["second_per_grid_ts"].tolist() == pytest.approx([seconds])
 
@@ -362,11 +362,11 @@ def test_samples_are_those_that_were_written_down(golden: Callable[[str], Any], 
         found = compact.count("video", size, video_min_pixels=1, video_max_pixels=784, **case["options"])
         assert found == (tokens, tokens), case
         options = type(compact.options)(**case["options"])
-        chosen = compact.sample(size, options)  # type: ignore[attr-defined]
+        chosen = compact.model.sample(size, options)  # type: ignore[attr-defined]
         assert chosen.indices[:4].tolist() == case["first"], case
         assert chosen.indices[-4:].tolist() == case["last"], case
         video_size = SampledVideo(28, 28, chosen.indices, chosen.timestamps, chosen.fps)
-        seconds = compact.layout(Modality.VIDEO, video_size, options, None)["second_per_grid_ts"]
+        seconds = compact.model.layout(Modality.VIDEO, video_size, options, None)["second_per_grid_ts"]
         assert seconds.tolist() == pytest.approx([case["seconds"]], rel=1e-12)
 
 

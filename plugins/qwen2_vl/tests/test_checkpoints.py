@@ -105,7 +105,7 @@ def test_a_processor_needs_no_weights(registry: Registry, tmp_path: Path) -> Non
     folder = make_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
     assert registry.load_processor(folder).count("image", (56, 56)) == (4, 4)
-    with pytest.raises(UsageError, match=r"no \.safetensors"):
+    with pytest.raises(UsageError, match=r"expected \.safetensors"):
         registry.load_encoder(folder)
 
 

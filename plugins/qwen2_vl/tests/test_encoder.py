@@ -199,7 +199,7 @@ def test_opening_a_tower_draws_no_random_numbers_and_leaves_nothing_unfilled(
     registry: Registry, checkpoint: Path, model: Any
 ) -> None:
     before = torch.random.get_rng_state()
-    tower = registry.load_encoder(checkpoint)._tower
+    tower = registry.load_encoder(checkpoint).tower
     assert torch.equal(torch.random.get_rng_state(), before)
     expected, found = dict(model.model.visual.named_parameters()), dict(tower.named_parameters())
     assert found.keys() == expected.keys()

@@ -52,9 +52,9 @@ def reference(model: Any, tokenizer: Any, prompt: str, images: Sequence[Image.Im
         parts = ["<|image_pad|>" * (int(grid.prod()) // 4) + text for grid, text in zip(grids, rest, strict=True)]
         prompt = first + "".join(parts)
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    marks = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    token_types = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
     with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=ids, mm_token_type_ids=marks, **vision).logits[0]
+        logits: torch.Tensor = model(input_ids=ids, mm_token_type_ids=token_types, **vision).logits[0]
     return logits, ids[0].tolist()
 
 

@@ -59,14 +59,14 @@ def reference(
         if items:
             vision[pixels] = torch.from_numpy(np.concatenate([item.feature for item in items]))
             vision[grid] = torch.from_numpy(np.concatenate([item.get(grid) for item in items]))
-    marks = torch.from_numpy(output.token_modalities.astype(np.int32))[None]
+    token_types = torch.from_numpy(output.token_modalities.astype(np.int32))[None]
     caught: list[torch.Tensor] = []
     hook = model.model.language_model.register_forward_pre_hook(
         lambda _module, _arguments, named: caught.append(named["inputs_embeds"]), with_kwargs=True
     )
     try:
         with torch.no_grad():
-            logits = model(input_ids=ids, mm_token_type_ids=marks, position_ids=positions, **vision).logits[0]
+            logits = model(input_ids=ids, mm_token_type_ids=token_types, position_ids=positions, **vision).logits[0]
     finally:
         hook.remove()
     return logits, caught[0][0]

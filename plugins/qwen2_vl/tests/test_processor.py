@@ -249,7 +249,7 @@ def test_thin_and_small_images_get_at_least_one_token_a_side(
     compact: ModelProcessor, size: tuple[int, int], options: dict[str, int]
 ) -> None:
     assert compact.count("image", size, **options)[0] >= 1
-    grid = compact.layout(Modality.IMAGE, Size(*size), compact.options, None)["image_grid_thw"]
+    grid = compact.model.layout(Modality.IMAGE, Size(*size), compact.options, None)["image_grid_thw"]
     assert grid.min() >= 1
 
 
@@ -264,7 +264,7 @@ def test_a_ratio_over_200_is_the_clients_error(compact: ModelProcessor) -> None:
 # ------------------------------------------------------------------ the whole output
 
 
-def test_ids_offsets_and_marks_agree(compact: ModelProcessor) -> None:
+def test_ids_offsets_and_token_modalities_agree(compact: ModelProcessor) -> None:
     output = compact.process(PROMPT * 3, [noise(56, 56), noise(84, 56), noise(56, 140)])
     pad, tokens = compact.special_tokens.im_token_id, [4, 6, 10]
     assert [item.num_tokens for item in output.mm_items] == tokens
@@ -366,7 +366,7 @@ def test_options_that_loading_may_not_give(registry: Registry, checkpoint: Path,
     assert any(name in caught.value.message for name in options)
 
 
-def test_an_option_of_another_moment_is_told_apart_from_an_unknown_one(
+def test_an_option_of_another_moment_is_distinguished_from_an_unknown_one(
     registry: Registry, checkpoint: Path, compact: ModelProcessor
 ) -> None:
     with pytest.raises(UsageError, match=r"'resize'.*fixed when the model is opened"):

@@ -126,7 +126,7 @@ def test_an_identity_of_the_callers_own_stands_for_rows(processor: ModelProcesso
     ]
     first, second = (processor.process(SLOT, [rows]).mm_items[0].identity for rows in made[:2])
     assert first == second
-    with pytest.raises(RequestError, match="must stand for one"):
+    with pytest.raises(RequestError, match="give each content and preparation a name of its own"):
         processor.process(SLOT, [made[2]])
     # A name that equals the digest of other rows is still another identity than theirs.
     victim = np.ones((2, 64), np.float32)
@@ -158,10 +158,10 @@ GRID = np.array([[1, 2, 4]])
         ({"pixel_values": np.array([object()]), "image_grid_thw": GRID}, "dense"),
         ({"pixel_values": PIXELS, "image_grid_thw": [1, 2, 4]}, r"\[3\]"),
         ({"pixel_values": PIXELS, "image_grid_thw": [[1.0, 2.0, 4.0]]}, "float64"),
-        ({"pixel_values": PIXELS, "image_grid_thw": [[1, 3, 4]]}, "no image"),
-        ({"pixel_values": PIXELS, "image_grid_thw": [[2, 2, 4]]}, "no image"),
-        ({"pixel_values": PIXELS, "image_grid_thw": [[1, -2, -4]]}, "no image"),
-        ({"pixel_values": PIXELS, "image_grid_thw": [[1, 0, 4]]}, "no image"),
+        ({"pixel_values": PIXELS, "image_grid_thw": [[1, 3, 4]]}, "not a valid image"),
+        ({"pixel_values": PIXELS, "image_grid_thw": [[2, 2, 4]]}, "not a valid image"),
+        ({"pixel_values": PIXELS, "image_grid_thw": [[1, -2, -4]]}, "not a valid image"),
+        ({"pixel_values": PIXELS, "image_grid_thw": [[1, 0, 4]]}, "not a valid image"),
         ({"pixel_values": PIXELS, "image_grid_thw": "1x2x4"}, "image_grid_thw"),
         ({"pixel_values": PIXELS, "image_grid_thw": object()}, "image_grid_thw"),
         ({"pixel_values": PIXELS, "image_grid_thw": None}, "image_grid_thw"),
@@ -194,7 +194,7 @@ def test_a_grid_that_promises_too_much_makes_nothing_of_that_size(processor: Mod
     [np.zeros((3, 64), np.float32), np.zeros(2, np.float32), np.zeros((2, 64), np.int32), None, [[0.0] * 64] * 2],
 )
 def test_rows_that_do_not_fit_are_the_clients_fault(processor: ModelProcessor, rows: Any) -> None:
-    with pytest.raises(MediaError, match=r"images\[0\]: the rows are"):
+    with pytest.raises(MediaError, match=r"images\[0\]: the fields stand for embeddings .* got"):
         processor.process(SLOT, [PrecomputedEmbeddings(rows, {"image_grid_thw": GRID})])
 
 
@@ -213,9 +213,9 @@ def test_a_request_that_fails_binds_no_identity(processor: ModelProcessor) -> No
         PrecomputedEmbeddings(np.full((2, 64), level, np.float32), fields, identity=b"f" * 32) for level in (0, 1)
     )
     with pytest.raises(MediaError):
-        processor.process(SLOT * 2, [first, b"no picture"])
+        processor.process(SLOT * 2, [first, b"no image"])
     assert len(processor.process(SLOT, [second]).mm_items) == 1
-    with pytest.raises(RequestError, match="must stand for one"):
+    with pytest.raises(RequestError, match="give each content and preparation a name of its own"):
         processor.process(SLOT, [first])
 
 
@@ -244,8 +244,8 @@ def test_a_prepared_video_is_taken_in_both_forms(
         ),
         ({"pixel_values_videos": LEVELS, "video_grid_thw": [[1, 2, 4]]}, r"\[16, 3, 392\]"),
         ({"pixel_values_videos": LEVELS[:, :, :196], "video_grid_thw": [[2, 2, 4]]}, r"\[16, 3, 196\]"),
-        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 3, 4]]}, "no video"),
-        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[-2, 2, -4]]}, "no video"),
+        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[2, 3, 4]]}, "not a valid video"),
+        ({"pixel_values_videos": LEVELS, "video_grid_thw": [[-2, 2, -4]]}, "not a valid video"),
         ({"pixel_values": LEVELS, "image_grid_thw": [[2, 2, 4]]}, "pixel_values_videos"),
     ],
 )

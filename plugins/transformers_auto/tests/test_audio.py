@@ -1,4 +1,4 @@
-"""Audio inputs: a model that has no method for their rows, and whose rows are taken where they would enter its language model."""
+"""Audio inputs: a model without a method for their embeddings, which are taken where the model calls its language model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mm_plugin import (
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import as_tensor
 from mm_plugin.inputs import ForwardBatch
-from mm_plugin_transformers_auto.learning import join
+from mm_plugin_transformers_auto.tensors import join
 from mm_plugin_transformers_auto.testing import FAMILIES
 
 Get = Callable[[str], Any]
 FAMILY = FAMILIES["qwen2_audio"]
-LENGTHS = (16000, 9001, 100_000, 400)  # the third is longer than the model hears, the last gives one token
+LENGTHS = (16000, 9001, 100_000, 400)  # samples; the third is longer than the model reads, the last gives one token
 RATE = 16000
 
 
@@ -38,7 +38,7 @@ def waveforms(count: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("order", [(), (0,), (1, 0), (2, 0, 1), (3,), (0, 3, 3, 2)])
 def test_logits_equal_the_models_own_forward(
-    order: tuple[int, ...], opened: Get, encoder: Get, model: Get, reference: Get
+    order: tuple[int, ...], opened: Get, probed: Get, encoder: Get, model: Get, reference: Get
 ) -> None:
     known = waveforms(len(LENGTHS))
     given = [known[index] for index in order]
@@ -47,11 +47,11 @@ def test_logits_equal_the_models_own_forward(
     whole: dict[str, Any] = dict(reference("qwen2_audio").tokenizer(prompt, return_tensors="pt"))
     if given:
         whole = dict(reference("qwen2_audio")(text=[prompt], audio=given, sampling_rate=RATE, return_tensors="pt"))
-        kind = processor._learnt.kinds[Modality.AUDIO]
+        axes = probed(processor).traits[Modality.AUDIO].axes
         items = output.mm_items
         assert torch.equal(join([item.feature for item in items], 0), whole["input_features"])
         masks = [as_tensor(item.get("feature_attention_mask")) for item in items]
-        assert torch.equal(join(masks, kind.axes["feature_attention_mask"]), whole["feature_attention_mask"])
+        assert torch.equal(join(masks, axes["feature_attention_mask"]), whole["feature_attention_mask"])
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
     ids = torch.from_numpy(output.input_ids)
     batch = ForwardBatch([RequestMedia(MultimodalInputs.from_processor_output(output))], [0], [len(ids)])
@@ -71,12 +71,12 @@ def test_an_audio_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
         processor.process(FAMILY.prompt(1), audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
 
 
-def test_an_audio_of_a_whole_request_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
+def test_an_audio_of_a_joint_request_that_is_too_short_for_a_token_is_refused(opened: Get) -> None:
     with pytest.raises(MediaError, match=r"audios\[0\]: no token stands"):
         opened("audioflamingo3").process("<sound>", audios=[AudioSamples(np.zeros(100, dtype=np.float32), RATE)])
 
 
-def test_an_audio_of_another_rate_is_brought_to_the_models(opened: Get) -> None:
+def test_an_audio_of_another_rate_is_resampled_to_the_models(opened: Get) -> None:
     pytest.importorskip("av")
     processor = opened("qwen2_audio")
     samples = np.sin(np.arange(44_100, dtype=np.float32) / 20)
@@ -88,7 +88,7 @@ def test_arguments_of_the_feature_extractor(opened: Get) -> None:
     processor = opened("qwen2_audio")
     given = [AudioSamples(waveforms(1)[0], RATE)]
     with pytest.raises(
-        RequestError, match=r"WhisperFeatureExtractor has no argument 'sampling_rate' .*there are: max_length"
+        RequestError, match=r"arguments of WhisperFeatureExtractor, got 'sampling_rate'; supported: max_length"
     ):
         processor.process(FAMILY.prompt(1), audios=given, audio_kwargs={"sampling_rate": 8000})
     usual = processor.process(FAMILY.prompt(1), audios=given)

@@ -16,9 +16,8 @@ from transformers.processing_utils import ProcessorMixin
 
 from mm_plugin import AudioSamples, Modality
 from mm_plugin.encoder import as_tensor
-from mm_plugin_transformers_auto import learning
-from mm_plugin_transformers_auto.learning import join
 from mm_plugin_transformers_auto.loading import Opened
+from mm_plugin_transformers_auto.tensors import join
 from mm_plugin_transformers_auto.testing import FAMILIES, Family, tiny_tokenizer
 
 Get = Callable[[str], Any]
@@ -70,23 +69,25 @@ class BothModel(PreTrainedModel):
 
 
 @pytest.fixture
-def processor(registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def processor(registry: Any, checkpoint: Get, composable: Get, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     tokenizer = tiny_tokenizer(FAMILY)
     parts = FAMILIES["llava"].processor["image_processor"], FAMILIES["qwen2_audio"].processor["feature_extractor"]
-    imgs = {key: value for key, value in parts[0].items() if key != "image_processor_type"}
-    waveforms = {key: value for key, value in parts[1].items() if key != "feature_extractor_type"}
+    image_settings = {key: value for key, value in parts[0].items() if key != "image_processor_type"}
+    audio_settings = {key: value for key, value in parts[1].items() if key != "feature_extractor_type"}
     try:
-        image_processor = CLIPImageProcessorPil(**imgs)
+        image_processor = CLIPImageProcessorPil(**image_settings)
     except ImportError:
-        image_processor = CLIPImageProcessor(**imgs)
-    both = BothProcessor(image_processor, WhisperFeatureExtractor(**waveforms), tokenizer)
+        image_processor = CLIPImageProcessor(**image_settings)
+    both = BothProcessor(image_processor, WhisperFeatureExtractor(**audio_settings), tokenizer)
     ids = tokenizer.get_vocab()
     config = SimpleNamespace(image_token_id=ids["<soft>"], audio_token_id=ids["<audio>"])
-    monkeypatch.setattr(learning, "open_checkpoint", lambda _: Opened(config, BothModel, both))
-    return registry.load_processor(checkpoint("llava"))
+    monkeypatch.setattr(
+        "mm_plugin_transformers_auto.specialize.open_checkpoint", lambda _: Opened(config, BothModel, both)
+    )
+    return composable(registry.load_processor(checkpoint("llava")))
 
 
-def test_a_prompt_with_both_is_put_together_as_the_processor_does(processor: Any, make_image: Any) -> None:
+def test_a_prompt_with_both_is_composed_as_the_processor_does(processor: Any, probed: Get, make_image: Any) -> None:
     assert processor.spec.notes["media"] == "one by one"
     assert processor.spec.modalities == (Modality.IMAGE, Modality.AUDIO)
     assert processor.spec.placeholder_affixes == {Modality.IMAGE: ("\n", "\n")}
@@ -95,16 +96,16 @@ def test_a_prompt_with_both_is_put_together_as_the_processor_does(processor: Any
     waveforms = [np.full(count, 0.1, dtype=np.float32) for count in (4000, 1000)]
     prompt = "a <audio>\n<image><image> b <audio>"
     output = processor.process(prompt, images, audios=[AudioSamples(samples, 16_000) for samples in waveforms])
-    whole = processor._learnt.opened.processor(
+    whole = probed(processor).opened.processor(
         text=[prompt], images=images, audio=waveforms, return_tensors="pt", audio_kwargs={"sampling_rate": 16_000}
     )
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
     kinds = [item.modality for item in output.mm_items]
     assert kinds == [Modality.AUDIO, Modality.IMAGE, Modality.IMAGE, Modality.AUDIO]
     assert [item.num_tokens for item in output.mm_items] == [3, 3, 1, 1]
-    imgs = [item for item in output.mm_items if item.modality is Modality.IMAGE]
+    seen = [item for item in output.mm_items if item.modality is Modality.IMAGE]
     heard = [item for item in output.mm_items if item.modality is Modality.AUDIO]
-    assert torch.equal(join([item.feature for item in imgs], 0), whole["pixel_values"])
+    assert torch.equal(join([item.feature for item in seen], 0), whole["pixel_values"])
     assert torch.equal(join([item.feature for item in heard], 0), whole["input_features"])
     assert torch.equal(join([as_tensor(item.get("audio_mask")) for item in heard], 0), whole["audio_mask"])
 

@@ -1,4 +1,4 @@
-"""The towers alone: what is loaded, what never is, and what a checkpoint that does not fit is told."""
+"""The encoder alone: which weights are loaded and which never are, and the errors for a checkpoint that does not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mm_plugin import Checkpoint, EncoderError, Modality, NoModelError, UsageError
-from mm_plugin_transformers_auto import encoder as encoder_module
+from mm_plugin_transformers_auto import partial_model
 from mm_plugin_transformers_auto.testing import FAMILIES
 
 Get = Callable[[str], Any]
@@ -33,7 +33,7 @@ def copy(tmp_path: Path, checkpoint: Get) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_only_towers_and_projector_are_read_and_kept(
+def test_only_encoder_and_projector_are_read_and_kept(
     family: str, registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, model: Get
 ) -> None:
     read: list[str] = []
@@ -71,7 +71,7 @@ def test_a_language_model_of_many_gigabytes_costs_nothing(
 ) -> None:
     folder = copy("llava")
     described = json.loads((folder / "config.json").read_text())
-    # 64 layers of 8,192: more than 60 GB of weights, none of which lies in the file.
+    # 64 layers: more than 60 GB of weights, none of which is in the file.
     described["text_config"] |= {
         "hidden_size": 32,
         "num_hidden_layers": 64,
@@ -111,9 +111,12 @@ def test_dtype_is_as_asked_or_the_checkpoints_own(
             "missing",
             r"1 tensors of the encoder of LlavaForConditionalGeneration are missing \(model\.multi_modal_projector",
         ),
-        ("shape", r"model\.multi_modal_projector\.linear_1\.bias is \[8\], where its config\.json says \[32\]"),
-        ("none", r"holds no \.safetensors files"),
-        ("no tower", r"missing \(model\.multi_modal_projector\.linear_1\.bias, .*\)"),
+        (
+            "shape",
+            r"model\.multi_modal_projector\.linear_1\.bias of shape \[32\] as its config\.json says, found \[8\]",
+        ),
+        ("none", r"expected \.safetensors files, found none"),
+        ("no encoder", r"missing \(model\.multi_modal_projector\.linear_1\.bias, .*\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(registry: Any, copy: Any, fault: str, said: str) -> None:
@@ -125,7 +128,7 @@ def test_tensors_that_do_not_fit_are_named(registry: Any, copy: Any, fault: str,
         del tensors[name]
     elif fault == "shape":
         tensors[name] = tensors[name][:8].clone()
-    elif fault == "no tower":
+    elif fault == "no encoder":
         tensors = {name: value for name, value in tensors.items() if is_language(name)}
     save_file(tensors, file, {"format": "pt"})
     if fault == "none":
@@ -153,8 +156,10 @@ def test_old_names_of_tensors_are_known(registry: Any, copy: Any, opened: Get, e
     assert torch.equal(found, encoder("llava").get_image_feature(output.mm_items)[0].embeddings)
 
 
-def test_a_model_that_writes_no_rows_is_found_out(encoder: Get, opened: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a model has no method for its rows, they are what it writes; one that writes nothing must not pass."""
+def test_a_model_that_writes_no_embeddings_is_found_out(
+    encoder: Get, opened: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a method for its embeddings they are what the model writes; one that writes nothing must not pass."""
     import numpy as np
 
     from mm_plugin import AudioSamples
@@ -168,17 +173,22 @@ def test_a_model_that_writes_no_rows_is_found_out(encoder: Get, opened: Get, mon
         return forward(self, input_ids=input_ids, attention_mask=attention_mask)
 
     monkeypatch.setattr(type(loaded._model.base_model), "forward", ignore)
-    with pytest.raises(EncoderError, match="writes no rows of its audios"):
+    with pytest.raises(EncoderError, match="does not write embeddings of its audios"):
         loaded.get_audio_feature(output.mm_items)
     monkeypatch.setattr(type(loaded._model.base_model), "forward", lambda self, **_: None)
-    with pytest.raises(EncoderError, match="does not reach its language model"):
+    with pytest.raises(EncoderError, match="does not call its language model"):
         loaded.get_audio_feature(output.mm_items)
 
 
 def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
-    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, caplog: pytest.LogCaptureFixture
+    registry: Any,
+    checkpoint: Get,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: Get,
+    probed: Get,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model_class = opened("llava")._learnt.model_class
+    model_class = probed(opened("llava")).opened.model_class
     forward = model_class.get_image_features
     registry.load_encoder(checkpoint("llava"))
     assert "could not be compared" not in caplog.text
@@ -188,7 +198,7 @@ def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
 
     monkeypatch.setattr(model_class, "get_image_features", turned)
     with pytest.raises(
-        UsageError, match="writes other rows of its images into its text embeddings than get_image_features"
+        UsageError, match="writes other embeddings of its images into its text embeddings than get_image_features"
     ):
         registry.load_encoder(checkpoint("llava"))
 
@@ -197,7 +207,7 @@ def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
 
     monkeypatch.setattr(model_class, "get_image_features", fail)
     registry.load_encoder(checkpoint("llava"))
-    assert "could not be compared with what it writes itself: IndexError: lost" in caplog.text
+    assert "could not be compared with those that it writes itself: IndexError: lost" in caplog.text
 
 
 def test_rows_that_are_too_few_are_refused(
@@ -205,19 +215,19 @@ def test_rows_that_are_too_few_are_refused(
 ) -> None:
     loaded, item = encoder("llava"), opened("llava").process("<image>", [make_image()]).mm_items[0]
     monkeypatch.setattr(type(loaded._model), "get_image_features", lambda self, **_: torch.zeros(1, 15, 32))
-    with pytest.raises(EncoderError, match="gives 15 rows, the images stand for 16 tokens"):
+    with pytest.raises(EncoderError, match="one embedding for each of 16 tokens of its images, returned 15"):
         loaded.encode(Modality.IMAGE, [item])
     monkeypatch.setattr(type(loaded._model), "get_image_features", lambda self, **_: None)
-    with pytest.raises(EncoderError, match="gives no rows"):
+    with pytest.raises(EncoderError, match="must return tensors of embeddings, returned NoneType"):
         loaded.encode(Modality.IMAGE, [item])
 
 
-def test_tensors_that_are_split_on_the_way_go_through_transformers_own_loader(
+def test_tensors_that_are_split_on_loading_go_through_transformers_own_loader(
     registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, encoder: Get, make_image: Any
 ) -> None:
-    """No family here needs it, so it is made to be needed: the result must be the same."""
-    rename = encoder_module.rename_source_key
-    monkeypatch.setattr(encoder_module, "rename_source_key", lambda *a, **k: (rename(*a, **k)[0], "a pattern"))
+    """No family here needs it, so the test forces it: the result must be the same."""
+    rename = partial_model.rename_source_key
+    monkeypatch.setattr(partial_model, "rename_source_key", lambda *a, **k: (rename(*a, **k)[0], "a pattern"))
     output = opened("idefics3").process("<image>", [make_image()])
     found = registry.load_encoder(checkpoint("idefics3")).get_image_feature(output.mm_items)[0].embeddings
     assert torch.equal(found, encoder("idefics3").get_image_feature(output.mm_items)[0].embeddings)
@@ -229,7 +239,7 @@ def test_an_encoder_cannot_be_loaded_where_the_fallback_is_not_allowed(registry:
 
 
 def test_only_what_is_to_be_filled_takes_no_memory() -> None:
-    with torch.device("cpu"), encoder_module._EmptyOnMeta():
+    with torch.device("cpu"), partial_model._EmptyOnMeta():
         absent = [torch.empty(2, 3), torch.zeros(1025, 1024), torch.ones((1 << 11, 1 << 10)), torch.randn([1 << 21])]
         there = [torch.zeros(1024, 1024), torch.ones(3), torch.arange(1 << 21), torch.empty(2, device="cpu")]
     assert [part.is_meta for part in absent] == [True] * 4
@@ -237,9 +247,9 @@ def test_only_what_is_to_be_filled_takes_no_memory() -> None:
 
 
 def test_a_large_table_that_no_checkpoint_has_is_found_missing(
-    registry: Any, checkpoint: Get, opened: Get, monkeypatch: pytest.MonkeyPatch
+    registry: Any, checkpoint: Get, opened: Get, probed: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model_class = opened("llava")._learnt.model_class
+    model_class = probed(opened("llava")).opened.model_class
     init = model_class.__init__
 
     def with_table(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -248,6 +258,6 @@ def test_a_large_table_that_no_checkpoint_has_is_found_missing(
 
     monkeypatch.setattr(model_class, "__init__", with_table)
     with pytest.raises(
-        UsageError, match="has 'table' beside its language model, which is neither in the checkpoint nor made"
+        UsageError, match="has 'table' outside its language model, which is neither in the checkpoint nor created"
     ):
         registry.load_encoder(checkpoint("llava"))

@@ -1,4 +1,4 @@
-"""Model by model: ids, tensors, rows and logits are those of transformers' own processor and forward on the same request."""
+"""Model by model: ids, tensors, embeddings and logits are those of transformers' own processor and forward on the same request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from mm_plugin import ForwardBatch, Modality, MultimodalInputs, RequestMedia, Us
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.encoder import as_tensor
 from mm_plugin.testing import CallCounter, embed_in_chunks
-from mm_plugin_transformers_auto.learning import join
+from mm_plugin_transformers_auto.tensors import join
 from mm_plugin_transformers_auto.testing import FAMILIES, Family, missing_packages
 
-# (height, width): sizes at which token counts of processor and model are known to part ways elsewhere, small and thin ones.
+# (height, width): sizes at which token counts of processor and model are known to differ elsewhere, small and thin ones.
 SIZES = [(161, 184), (337, 90), (20, 1500), (56, 56), (1, 1)]
 IMAGES = [name for name, family in FAMILIES.items() if family.image and not family.refused]
 HERE = [name for name in IMAGES if not FAMILIES[name].needs]
-WHOLE = {
-    "paligemma": "it writes the prompt again around its images",
-    "idefics2": "the tokens of 2 images are not what each of them gives alone",
+JOINT = {
+    "paligemma": "it rewrites the prompt around its images",
+    "idefics2": "the tokens of 2 images differ from those of each of them alone",
 }
 Get = Callable[[str], Any]
 
 
-def imgs(make_image: Callable[..., Image.Image], count: int, sizes: Any = SIZES) -> list[Image.Image]:
+def some_images(make_image: Callable[..., Image.Image], count: int, sizes: Any = SIZES) -> list[Image.Image]:
     return [make_image(index, *sizes[index % len(sizes)]) for index in range(count)]
 
 
@@ -45,19 +45,19 @@ def whole_request(processor: Any, family: Family, prompt: str, images: list[Imag
 
 
 def logits_of(model: Any, whole: dict[str, Any], output: Any, step: Any) -> torch.Tensor:
-    """The language model's logits on rows that were written elsewhere."""
-    marks = {name: whole[name] for name in ("token_type_ids", "mm_token_type_ids") if name in whole}
+    """The language model's logits on embeddings that were computed elsewhere."""
+    extra = {name: whole[name] for name in ("token_type_ids", "mm_token_type_ids") if name in whole}
     if output.mrope_positions is not None:
-        marks = {"position_ids": torch.from_numpy(output.mrope_positions)[:, None]}
+        extra = {"position_ids": torch.from_numpy(output.mrope_positions)[:, None]}
     with torch.no_grad():
         if step.deepstack is None:
-            found: torch.Tensor = model(inputs_embeds=step.input_embeds[None], **marks).logits[0]
+            found: torch.Tensor = model(inputs_embeds=step.input_embeds[None], **extra).logits[0]
             return found
         rows, index = step.deepstack
         mask = torch.zeros(1, len(output.input_ids), dtype=torch.bool)
         mask[0, index] = True
         inside = model.model.language_model(
-            inputs_embeds=step.input_embeds[None], visual_pos_masks=mask, deepstack_visual_embeds=list(rows), **marks
+            inputs_embeds=step.input_embeds[None], visual_pos_masks=mask, deepstack_visual_embeds=list(rows), **extra
         )
         return model.lm_head(inside.last_hidden_state)[0]  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ def test_logits_equal_the_models_own_forward(
     family: str, count: int, opened: Get, encoder: Get, model: Get, reference: Get, make_image: Any
 ) -> None:
     processor, whole_model = opened(family), model(family)
-    prompt, images = FAMILIES[family].prompt(count), imgs(make_image, count)
+    prompt, images = FAMILIES[family].prompt(count), some_images(make_image, count)
     output = processor.process(prompt, images)
     whole = whole_request(reference(family), FAMILIES[family], prompt, images)
     assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
@@ -87,7 +87,7 @@ def test_logits_equal_the_models_own_forward(
     with torch.no_grad():
         expected = whole_model(**whole).logits[0]
     assert torch.allclose(logits_of(whole_model, whole, output, step), expected, rtol=0, atol=1e-4)
-    # The comparison can fail: other rows are far away.
+    # The comparison can fail: without the embeddings the logits differ.
     assert float(expected.std()) > 0.05
     if count:
         step.input_embeds[torch.from_numpy(output.token_modalities == 1)] = 0
@@ -95,25 +95,25 @@ def test_logits_equal_the_models_own_forward(
 
 
 @pytest.mark.case("2.8")
-@pytest.mark.parametrize("family", [name for name in IMAGES if name not in WHOLE])
-def test_tensors_put_together_equal_those_of_the_whole_request(
-    family: str, opened: Get, reference: Get, make_image: Any
+@pytest.mark.parametrize("family", [name for name in IMAGES if name not in JOINT])
+def test_composed_tensors_equal_those_of_the_whole_request(
+    family: str, opened: Get, probed: Get, reference: Get, make_image: Any
 ) -> None:
     processor = opened(family)
-    kind = processor._learnt.kinds[Modality.IMAGE]
+    traits = probed(processor).traits[Modality.IMAGE]
     sizes = [(337, 161), (184, 337), (700, 30), (33, 33), (161, 184)]
     for count in (1, 2, 3, 5):
-        prompt, images = FAMILIES[family].prompt(count), imgs(make_image, count, sizes)
+        prompt, images = FAMILIES[family].prompt(count), some_images(make_image, count, sizes)
         output = processor.process(prompt, images)
         whole = whole_request(reference(family), FAMILIES[family], prompt, images)
         assert output.input_ids.tolist() == whole["input_ids"][0].tolist()
-        first, *others = kind.features
+        first, *others = traits.tensor_names
         items = output.mm_items
-        assert torch.equal(join([item.feature for item in items], kind.axes[first]), whole[first])
+        assert torch.equal(join([item.feature for item in items], traits.axes[first]), whole[first])
         for name in others:
-            joined = join([as_tensor(item.get(name)) for item in items], kind.axes[name])
+            joined = join([as_tensor(item.get(name)) for item in items], traits.axes[name])
             assert torch.equal(joined, whole[name]), name
-        is_embed = whole["input_ids"][0].numpy() == kind.row_token
+        is_embed = whole["input_ids"][0].numpy() == traits.embed_token_id
         assert np.array_equal(output.token_modalities == 1, is_embed)
         for image, item in zip(images, items, strict=True):
             rows, tokens = processor.count("image", (image.height, image.width))
@@ -124,7 +124,7 @@ def test_tensors_put_together_equal_those_of_the_whole_request(
 @pytest.mark.parametrize("family", HERE)
 def test_records_say_how_media_are_prepared(family: str, opened: Get, registry: Any, checkpoint: Get) -> None:
     notes = opened(family).spec.notes
-    assert notes["media"] == (f"as a whole: {WHOLE[family]}" if family in WHOLE else "one by one")
+    assert notes["media"] == (f"jointly: {JOINT[family]}" if family in JOINT else "one by one")
     assert notes["processor"] == FAMILIES[family].processor["processor_class"]
     assert notes["trust_remote_code"] == "off"
     (record,) = [plugin for plugin in registry.plugins if plugin.name == "transformers_auto"]
@@ -147,23 +147,25 @@ def test_a_missing_package_is_named_in_error_and_record(family: str, registry: A
 
 def test_cross_attention_is_refused_with_the_reason(registry: Any, checkpoint: Get) -> None:
     for load in (registry.load_processor, registry.load_encoder):
-        with pytest.raises(UsageError, match=r"Mllama.* by cross-attention: no token of a prompt takes a row"):
+        with pytest.raises(
+            UsageError, match=r"Mllama.* by cross-attention: no token of a prompt takes one of their embeddings"
+        ):
             load(checkpoint("mllama"))
 
 
 def test_a_model_that_writes_elsewhere_too_is_refused_when_its_weights_are_there(
     registry: Any, checkpoint: Get
 ) -> None:
-    """Ids and rows would be right, and the language model would still see other embeddings than in its own forward."""
+    """Ids and embeddings would be right, but the language model would get others elsewhere in the prompt."""
     with pytest.raises(
-        UsageError, match=r"Ovis2.* also writes at the places of '<IMG_START>', '<IMG_GRID>', '<IMG_END>'"
+        UsageError, match=r"Ovis2.* also writes at the positions of '<IMG_START>', '<IMG_GRID>', '<IMG_END>'"
     ):
         registry.load_encoder(checkpoint("ovis2"))
 
 
 @pytest.mark.parametrize("family", ["llava_next", "gemma3", "idefics3", "paligemma"])
-def test_every_way_in_gives_the_same_request(family: str, opened: Get, reference: Get, make_image: Any) -> None:
-    processor, images = opened(family), imgs(make_image, 2)
+def test_every_form_of_prompt_gives_the_same_request(family: str, opened: Get, reference: Get, make_image: Any) -> None:
+    processor, images = opened(family), some_images(make_image, 2)
     content = [{"type": "image", "image": images[0]}, {"type": "text", "text": "and\n\n"}, {"type": "image"}]
     plain = [{"role": "user", "content": [{"type": "image"}, content[1], {"type": "image"}]}]
     template = processor.checkpoint.tokenizer.apply_chat_template
@@ -184,7 +186,7 @@ def test_every_way_in_gives_the_same_request(family: str, opened: Get, reference
 def test_every_chunk_size_gives_the_same_bits_from_one_call(
     family: str, opened: Get, encoder: Get, model: Get, make_image: Any
 ) -> None:
-    output = opened(family).process(FAMILIES[family].prompt(3), imgs(make_image, 3))
+    output = opened(family).process(FAMILIES[family].prompt(3), some_images(make_image, 3))
     table, cache = model(family).get_input_embeddings(), EmbeddingCache(1 << 24)
     counter = CallCounter(encoder(family))
     whole = embed_in_chunks(output, table, counter.as_mapping(), size=100_000, cache=cache)
@@ -200,11 +202,11 @@ def test_every_chunk_size_gives_the_same_bits_from_one_call(
 
 
 @pytest.mark.parametrize("family", HERE)
-def test_two_requests_in_one_batch_get_their_own_rows(
+def test_two_requests_in_one_batch_get_their_own_embeddings(
     family: str, opened: Get, encoder: Get, model: Get, make_image: Any
 ) -> None:
     processor, table = opened(family), model(family).get_input_embeddings()
-    outputs = [processor.process(FAMILIES[family].prompt(count), imgs(make_image, count)) for count in (2, 1)]
+    outputs = [processor.process(FAMILIES[family].prompt(count), some_images(make_image, count)) for count in (2, 1)]
     alone = [embed(output, table, encoder(family)).input_embeds for output in outputs]
     ids = torch.from_numpy(np.concatenate([output.padded_input_ids for output in outputs]))
     lengths = [len(output.input_ids) for output in outputs]
@@ -217,12 +219,13 @@ def test_two_requests_in_one_batch_get_their_own_rows(
 
 
 def test_a_repeated_image_is_decoded_once(
-    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, make_image: Any
+    registry: Any, checkpoint: Get, probed: Get, monkeypatch: pytest.MonkeyPatch, make_image: Any
 ) -> None:
     processor = registry.load_processor(checkpoint("llava"))
     calls: list[int] = []
-    run = type(processor._learnt).run
-    monkeypatch.setattr(type(processor._learnt), "run", lambda self, *a, **k: calls.append(1) or run(self, *a, **k))
+    runner = type(probed(processor).runner)
+    run = runner.run
+    monkeypatch.setattr(runner, "run", lambda self, *a, **k: calls.append(1) or run(self, *a, **k))
     file = io.BytesIO()
     make_image(0, 77, 91).save(file, "PNG")
     first = processor.process("<image>", [file.getvalue()])

@@ -13,8 +13,7 @@ import torch
 import transformers
 
 from mm_plugin import Modality, MultimodalDataItem, RequestError, UsageError
-from mm_plugin_transformers_auto.learning import has_mrope
-from mm_plugin_transformers_auto.positions import positions
+from mm_plugin_transformers_auto.positions import has_mrope, positions
 from mm_plugin_transformers_auto.testing import FAMILIES, tiny_tokenizer
 
 Get = Callable[[str], Any]
@@ -59,9 +58,9 @@ def test_positions_equal_those_of_the_models_own_forward(checkpoint: Get, model:
         items.append(item(len(tokens), grid))
         tokens += [ids["<|image_pad|>"]] * items[-1].num_tokens + [ids["<|vision_end|>"], 5]
     given = torch.tensor([tokens])
-    marks = (given == ids["<|image_pad|>"]).int()
+    token_types = (given == ids["<|image_pad|>"]).int()
     expected, delta = model("qwen3_vl").model.get_rope_index(
-        given, image_grid_thw=torch.tensor(grids), mm_token_type_ids=marks
+        given, image_grid_thw=torch.tensor(grids), mm_token_type_ids=token_types
     )
     found, own = positions(items, seq=len(tokens), config=config(checkpoint), options={})
     assert np.array_equal(found, expected[:, 0].numpy())
@@ -69,9 +68,9 @@ def test_positions_equal_those_of_the_models_own_forward(checkpoint: Get, model:
 
 
 def test_a_prompt_that_the_rule_cannot_read_is_the_requests_fault(checkpoint: Get, model: Get) -> None:
-    """Two images without anything between them: transformers' rule takes them for one, and raises."""
+    """Two touching images: transformers' rule takes them for one, and raises."""
     touching = [item(1, (1, 4, 6)), item(7, (1, 2, 2))]
-    with pytest.raises(RequestError, match=r"positions of Qwen3VLModel cannot be told .*between its media"):
+    with pytest.raises(RequestError, match=r"Qwen3VLModel cannot compute positions .*between its media"):
         positions(touching, seq=9, config=config(checkpoint), options={})
     apart = [item(1, (1, 4, 6)), item(8, (1, 2, 2))]
     assert positions(apart, seq=10, config=config(checkpoint), options={})[0].shape == (3, 10)
@@ -81,7 +80,7 @@ def test_a_config_without_such_a_rule_is_refused(checkpoint: Get) -> None:
     described = json.loads((Path(checkpoint("llava")) / "config.json").read_text())
     with pytest.raises(UsageError, match="LlavaForConditionalGeneration has no get_rope_index"):
         positions([], seq=4, config=described, options={})
-    with pytest.raises(UsageError, match="no model for this config"):
+    with pytest.raises(UsageError, match="config: transformers has no model for it"):
         positions([], seq=4, config={"model_type": "unheard_of"}, options={})
 
 

@@ -1,10 +1,10 @@
-"""A plugin's store whose faults are misses."""
+"""Faults of plugins' stores and codecs: counted, logged once with their owner, and turned into misses."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,66 +15,108 @@ from mm_plugin.cache.store import Stats, Store
 logger = logging.getLogger("mm_plugin")
 
 
+class Faults:
+    """Counts what went wrong in foreign code and logs the first fault with the name of its owner. Final."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Faults so far."""
+        return self._count
+
+    def add(self, kind: str, owner: object, method: str, error: BaseException) -> None:
+        """Count a fault; the first of all is logged.
+
+        Args:
+            kind: `"store"` or `"codec"`.
+            owner: the object whose method failed.
+            method: its method.
+            error: what it raised. Its message is not logged: it may hold data.
+        """
+        with self._lock:
+            self._count += 1
+            first = self._count == 1
+        if first:
+            name, raised = type(owner).__name__, type(error).__name__
+            logger.warning(
+                "mm-plugin: %s %s failed in %s (%s); counted as a miss and logged once", kind, name, method, raised
+            )
+
+
 class GuardedStore(Store):
-    """A plugin's store, of which a fault is a miss: counted, logged once, and no request's problem. Final.
+    """A plugin's store whose faults are misses: they are counted, logged once, and never reach a request. Final.
 
     Args:
-        inner: the plugin's.
+        inner: the plugin's store.
+
+    Example:
+        >>> from mm_plugin.cache import GuardedStore, MemoryStore
+        >>> class Broken(MemoryStore):
+        ...     def get(self, key):
+        ...         raise OSError("connection lost")
+        >>> store = GuardedStore(Broken(100))
+        >>> store.get(b"key") is None, store.stats().errors
+        (True, 1)
     """
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
-        self._lock = threading.Lock()
-        self._errors = 0
+        self._faults = Faults()
 
-    def _ask(self, method: str, otherwise: Any, *arguments: Any) -> Any:
+    def _call(self, method: str, otherwise: Any, *arguments: Any) -> Any:
         try:
             return getattr(self._inner, method)(*arguments)
         except (Exception, SystemExit) as error:
-            with self._lock:
-                self._errors += 1
-                first = self._errors == 1
-            if first:
-                name = type(self._inner).__name__
-                logger.warning(
-                    "mm-plugin: store %s failed in %s (%s); it is a miss", name, method, type(error).__name__
-                )
+            self._faults.add("store", self._inner, method, error)
             return otherwise
 
-    def get(self, key: Hashable) -> Any | None:
+    def get(self, key: bytes) -> Any | None:
         """See `Store.get`."""
-        return self._ask("get", None, key)
+        return self._call("get", None, key)
 
-    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
+    def get_many(self, keys: Sequence[bytes]) -> list[Any | None]:
+        """See `Store.get_many`."""
+        found = self._call("get_many", None, keys)
+        if isinstance(found, list) and len(found) == len(keys):
+            return found
+        if found is not None:
+            self._faults.add("store", self._inner, "get_many", TypeError("not a list with a value for each key"))
+        return [None] * len(keys)
+
+    def put(self, key: bytes, value: Any, num_bytes: int) -> bool:
         """See `Store.put`."""
-        return bool(self._ask("put", False, key, value, num_bytes))
+        return bool(self._call("put", False, key, value, num_bytes))
 
-    def delete(self, key: Hashable) -> None:
+    def delete(self, key: bytes) -> None:
         """See `Store.delete`."""
-        self._ask("delete", None, key)
+        self._call("delete", None, key)
 
-    def pin(self, key: Hashable) -> bool:
+    def pin(self, key: bytes) -> bool:
         """See `Store.pin`."""
-        return bool(self._ask("pin", False, key))
+        return bool(self._call("pin", False, key))
 
-    def unpin(self, key: Hashable) -> None:
+    def unpin(self, key: bytes) -> None:
         """See `Store.unpin`."""
-        self._ask("unpin", None, key)
+        self._call("unpin", None, key)
 
     def clear(self) -> None:
         """See `Store.clear`."""
-        self._ask("clear", None)
+        self._call("clear", None)
 
     def stats(self) -> Stats:
-        """See `Store.stats`; with the faults."""
-        told = self._ask("stats", None)
-        return msgspec.structs.replace(told if isinstance(told, Stats) else Stats(), errors=self._errors)
+        """See `Store.stats`; the faults are added to the store's own `errors`."""
+        found = self._call("stats", None)
+        stats = found if isinstance(found, Stats) else Stats()
+        return msgspec.structs.replace(stats, errors=stats.errors + self._faults.count)
 
     def close(self) -> None:
         """See `Store.close`."""
-        self._ask("close", None)
+        self._call("close", None)
 
 
 def guard_store(store: Store) -> Store:
-    """The store, with its faults kept from requests unless it is the core's own."""
+    """The store, wrapped in a `GuardedStore` unless it is one, or the core's own `MemoryStore`."""
     return store if isinstance(store, MemoryStore | GuardedStore) else GuardedStore(store)

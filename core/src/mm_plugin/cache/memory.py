@@ -1,9 +1,8 @@
-"""A byte-accounted store in this process's memory; least recently used entries go first."""
+"""A byte-accounted store in this process's memory that evicts the least recently used entries first."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
 from typing import Any
 
 import msgspec
@@ -12,23 +11,33 @@ from mm_plugin.cache.store import Stats, Store
 
 
 class MemoryStore(Store):
-    """Least recently used entries go first; in this process's memory. Final.
+    """Keeps values as they are, in this process's memory; evicts the least recently used first. Final; thread-safe.
 
     Args:
         capacity_bytes: most bytes that all entries may take together; 0 keeps nothing.
+
+    Example:
+        >>> from mm_plugin.cache import MemoryStore
+        >>> store = MemoryStore(10)
+        >>> store.put(b"a", "first", 5), store.put(b"b", "second", 5), store.pin(b"a")
+        (True, True, True)
+        >>> store.put(b"c", "third", 5)  # b goes: a is older, and pinned
+        True
+        >>> store.get(b"a"), store.get(b"b"), store.get(b"c")
+        ('first', None, 'third')
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
-        self._entries: dict[Hashable, tuple[Any, int]] = {}  # the oldest first
-        self._pins: dict[Hashable, int] = {}
+        self._entries: dict[bytes, tuple[Any, int]] = {}  # the oldest first
+        self._pins: dict[bytes, int] = {}
         self._stats = Stats()
 
-    def get(self, key: Hashable) -> Any | None:
+    def get(self, key: bytes) -> Any | None:
         """See `Store.get`."""
         with self._lock:
-            # Out and in again makes it the youngest; a plain dict does it twice as fast as an OrderedDict moves it.
+            # Taking it out and putting it back makes it the youngest, twice as fast as an OrderedDict moves it.
             entry = self._entries.pop(key, None)
             if entry is None:
                 self._stats.misses += 1
@@ -37,19 +46,19 @@ class MemoryStore(Store):
             self._entries[key] = entry
             return entry[0]
 
-    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
+    def put(self, key: bytes, value: Any, num_bytes: int) -> bool:
         """See `Store.put`."""
         with self._lock:
             self._drop(key)
-            if num_bytes > self.capacity_bytes or not self._make_room(num_bytes):
+            if num_bytes > self.capacity_bytes or not self._make_space(num_bytes):
                 self._stats.rejected += 1
                 return False
             self._entries[key] = (value, num_bytes)
             self._stats.bytes += num_bytes
             return True
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Evict the oldest entries that nobody uses; nothing where even that would not do."""
+    def _make_space(self, num_bytes: int) -> bool:
+        """Evict the oldest entries that are not pinned; none where even that would not be enough."""
         free = self.capacity_bytes - self._stats.bytes
         if free >= num_bytes:
             return True
@@ -67,7 +76,7 @@ class MemoryStore(Store):
             self._stats.evictions += 1
         return True
 
-    def pin(self, key: Hashable) -> bool:
+    def pin(self, key: bytes) -> bool:
         """See `Store.pin`."""
         with self._lock:
             if key not in self._entries:
@@ -75,19 +84,19 @@ class MemoryStore(Store):
             self._pins[key] = self._pins.get(key, 0) + 1
             return True
 
-    def unpin(self, key: Hashable) -> None:
+    def unpin(self, key: bytes) -> None:
         """See `Store.unpin`."""
         with self._lock:
             left = self._pins.pop(key, 0) - 1
             if left > 0:
                 self._pins[key] = left
 
-    def delete(self, key: Hashable) -> None:
+    def delete(self, key: bytes) -> None:
         """See `Store.delete`."""
         with self._lock:
             self._drop(key)
 
-    def _drop(self, key: Hashable) -> None:
+    def _drop(self, key: bytes) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._stats.bytes -= entry[1]
@@ -95,7 +104,7 @@ class MemoryStore(Store):
     def clear(self) -> None:
         """See `Store.clear`."""
         with self._lock:
-            self._entries.clear()  # pins stay: who took one gives it back, and must not give back another's
+            self._entries.clear()  # pins stay: whoever took one will unpin, and must not take back another's
             self._stats.bytes = 0
 
     def stats(self) -> Stats:

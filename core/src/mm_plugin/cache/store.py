@@ -1,28 +1,28 @@
-"""`Store`, where a cache keeps its entries, and what it counts. Values are opaque, their sizes are given."""
+"""`Store`, where a cache keeps its entries, `ByteStore`, what another machine can keep, and `Stats`. Values are opaque here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """What a store and the cache in front of it did so far. All are counts but `bytes`.
+    """Counters of a cache or a store since it was made, and what it holds now.
 
     Attributes:
-        hits: answers that were there.
-        misses: answers that had to be computed.
-        joins: callers that waited for another's computation.
-        evictions: entries that went to make layer.
-        rejected: entries larger than the whole store.
-        mismatches: entries that did not fit what was asked for, and were dropped.
-        errors: faults of a plugin's store.
-        entries: entries there are now.
-        pinned: entries of them that are in use now.
-        bytes: bytes they take now.
+        hits: lookups that found a value.
+        misses: lookups that did not.
+        joins: callers that shared another caller's computation instead of starting their own.
+        evictions: entries dropped to make room for others.
+        rejected: values that were not kept: larger than the store, or than what is not pinned.
+        mismatches: entries found under a key that did not fit the lookup; dropped, and counted as misses.
+        errors: calls of a plugin's store or codec that failed; a failed lookup is a miss.
+        entries: entries held now.
+        pinned: entries of them that are pinned now.
+        bytes: bytes of all entries now.
     """
 
     hits: int = 0
@@ -38,29 +38,73 @@ class Stats(msgspec.Struct, kw_only=True):
 
 
 class Store(ABC):
-    """Where a cache keeps its entries. Abstract: plugins offer others in the group `mm_plugin.stores`.
+    """Keeps the entries of a cache, in this process. Abstract: plugins offer their own in the group `mm_plugin.stores`.
 
-    All methods may be called from any thread.
+    Keys are bytes and name their value: two values of one key are interchangeable. `None` is not a value. All methods may be
+    called from any thread and at any time, and no caller holds a lock of a cache meanwhile, so a store may block or call
+    back into a cache.
+
+    Example:
+        >>> from mm_plugin.cache import Stats, Store
+        >>> class DictStore(Store):
+        ...     def __init__(self):
+        ...         self.entries = {}
+        ...     def get(self, key):
+        ...         return self.entries.get(key)
+        ...     def put(self, key, value, num_bytes):
+        ...         self.entries[key] = value
+        ...         return True
+        ...     def delete(self, key):
+        ...         self.entries.pop(key, None)
+        ...     def pin(self, key):
+        ...         return key in self.entries  # nothing is ever evicted
+        ...     def unpin(self, key):
+        ...         pass
+        ...     def clear(self):
+        ...         self.entries.clear()
+        ...     def stats(self):
+        ...         return Stats(entries=len(self.entries))
+        ...     def close(self):
+        ...         self.clear()
+        >>> store = DictStore()
+        >>> store.put(b"key", "value", 5), store.get(b"key"), store.get(b"other")
+        (True, 'value', None)
     """
 
     @abstractmethod
-    def get(self, key: Hashable) -> Any | None:
-        """The value, now the most recently used; None where there is none."""
+    def get(self, key: bytes) -> Any | None:
+        """The value, which becomes the most recently used; None where the key is unknown."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[Any | None]:
+        """The value of each key, None where it is unknown.
+
+        A store that can look up many keys in one round trip overrides this.
+        """
+        return [self.get(key) for key in keys]
 
     @abstractmethod
-    def put(self, key: Hashable, value: Any, num_bytes: int) -> bool:
-        """Keep a value, in place of an older one of this key; others may go. False where it cannot be kept."""
+    def put(self, key: bytes, value: Any, num_bytes: int) -> bool:
+        """Keep a value in place of an older one of this key; other entries may be evicted. False where it was not kept.
+
+        Args:
+            key: names the value.
+            value: anything but None.
+            num_bytes: memory that the value keeps alive, bytes.
+        """
 
     @abstractmethod
-    def delete(self, key: Hashable) -> None:
+    def delete(self, key: bytes) -> None:
         """Drop an entry, if it is there."""
 
     @abstractmethod
-    def pin(self, key: Hashable) -> bool:
-        """Keep an entry from being evicted until it is unpinned as often as it was pinned. False where it is not there."""
+    def pin(self, key: bytes) -> bool:
+        """Keep an entry from being evicted until it is unpinned as often as it was pinned. False where it was not pinned.
+
+        A pin saves a second computation; it does not keep a value alive that a caller already has.
+        """
 
     @abstractmethod
-    def unpin(self, key: Hashable) -> None:
+    def unpin(self, key: bytes) -> None:
         """Take one pin back."""
 
     @abstractmethod
@@ -69,8 +113,60 @@ class Store(ABC):
 
     @abstractmethod
     def stats(self) -> Stats:
-        """A copy of what happened so far."""
+        """A copy of the counters."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; the store is not used again."""
+        """Release everything; the store is not used again."""
+
+
+class ByteStore(ABC):
+    """Keeps bytes outside this process: a server, a disk, memory shared by processes. Abstract: plugins implement it.
+
+    `EncodedStore` makes a `Store` of it. Entries may disappear at any time. All methods may be called from any thread and may
+    raise anything: a failed call is counted and logged once, and is a miss.
+
+    Example:
+        >>> from mm_plugin.cache import ByteStore
+        >>> class DictBytes(ByteStore):
+        ...     def __init__(self):
+        ...         self.entries = {}
+        ...     def get_many(self, keys):
+        ...         found = [self.entries.get(key) for key in keys]
+        ...         return [None if data is None else memoryview(data) for data in found]
+        ...     def put_many(self, entries, ttl):
+        ...         self.entries.update((key, b"".join(parts)) for key, parts in entries.items())
+        ...     def delete_many(self, keys):
+        ...         for key in keys:
+        ...             self.entries.pop(key, None)
+        ...     def close(self):
+        ...         self.entries.clear()
+        >>> store = DictBytes()
+        >>> store.put_many({b"key": [memoryview(b"va"), memoryview(b"lue")]}, ttl=None)
+        >>> [None if data is None else bytes(data) for data in store.get_many([b"key", b"other"])]
+        [b'value', None]
+    """
+
+    @abstractmethod
+    def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        """The bytes of each key in one round trip, None where it is unknown.
+
+        What a memoryview shows does not change as long as the memoryview lives.
+        """
+
+    @abstractmethod
+    def put_many(self, entries: Mapping[bytes, Sequence[memoryview]], ttl: float | None) -> None:
+        """Keep entries in place of older ones of their keys.
+
+        Args:
+            entries: for each key the parts of its value, which are written one after another; not used after the call.
+            ttl: seconds for which the entries are wanted, or None for as long as there is space.
+        """
+
+    @abstractmethod
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Drop entries, if they are there."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections and memory; the store is not used again."""

@@ -1,4 +1,4 @@
-"""`mm-plugin demo`: the main job on real images, offline, with what a reader wants to see of it."""
+"""`mm-plugin demo`: processes and embeds real images, offline, and shows and checks what comes out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 
 import mm_plugin
 from mm_plugin.cli.drawing import draw, row_view, video_view
-from mm_plugin.cli.plugins import plugin_table
+from mm_plugin.cli.list import plugin_table
 from mm_plugin.demo.base import Demo, DrawsViews, ShownVideo, ShowsVideos, View, sample_images
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
@@ -26,23 +26,22 @@ from mm_plugin.media.images import open_image
 from mm_plugin.media.types import SampledVideo
 from mm_plugin.media.video import open_video
 from mm_plugin.processor.mixins import AcceptsVideos
-from mm_plugin.registry import Registry, discover
+from mm_plugin.registry.registry import Registry, discover
 from mm_plugin.settings import Settings
 from mm_plugin.testing.embedding import embed_in_chunks
 
 if TYPE_CHECKING:
     from mm_plugin.inputs.processed import MultimodalProcessorOutput
     from mm_plugin.items import MultimodalDataItem
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
-
-# As many items as a terminal of 80 columns shows side by side.
+# Items that fit side by side in a terminal of 80 columns.
 _ITEMS_ABREAST = 2
 _FRAMES_NAMED = 12
 
 
 class _Counts:
-    """An observer that counts what the demo tells of."""
+    """An observer that counts what the demo reports."""
 
     def __init__(self) -> None:
         self.prepared = self.repeated = self.encoder_calls = 0
@@ -55,7 +54,7 @@ class _Counts:
             self.encoder_calls += 1
 
     def take(self) -> tuple[int, int, int]:
-        """(media decoded and prepared, media known already, encoder calls) since the last time."""
+        """(media inputs prepared, media inputs found in the cache, encoder calls) since the last call."""
         counts = (self.prepared, self.repeated, self.encoder_calls)
         self.prepared = self.repeated = self.encoder_calls = 0
         return counts
@@ -70,32 +69,32 @@ def demo(
     out: Path,
     rebuild: bool,
 ) -> int:
-    """Process two images or given media, embed them whole and in chunks, compare with the model's own forward, and draw.
+    """Process media inputs, embed the prompt as a whole and in chunks, compare with the model's own forward, and draw.
 
     Args:
         model: name of the plugin to show; the first that has a demo where None.
-        images: images in place of the bundled ones.
-        videos: videos that come after the images; the bundled ones are left out then.
-        chunk: tokens in a prefill chunk.
+        images: image files, in place of the bundled ones.
+        videos: video files, after the images; with a video and no image, the bundled images are left out too.
+        chunk: length of a prefill chunk, tokens.
         out: PNG file to write.
-        rebuild: make the tiny checkpoint again.
+        rebuild: build the tiny checkpoint again.
 
     Returns:
-        0 where every comparison holds, else 1.
+        0 if every comparison holds, else 1.
     """
     console = Console()
-    _prepare_place(out)
-    footages = [(file.name, _read(file)) for file in videos]
-    imgs = [(file.name, _read(file)) for file in images]
-    if not imgs and not footages:
-        imgs = sample_images()
+    _check_writable(out)
+    shown_videos = [(file.name, _read(file, "video")) for file in videos]
+    shown_images = [(file.name, _read(file, "image")) for file in images]
+    if not shown_images and not shown_videos:
+        shown_images = sample_images()
     with discover() as registry:
         console.print(plugin_table(registry.plugins))
         name, shown = _choose(registry, model)
-        if footages and not isinstance(shown, ShowsVideos):
-            raise UsageError(f"the demo of {name} shows no videos", argument="video")
-        show = _Show(console, registry, shown, imgs, footages, chunk)
-        with console.status(f"{name}: making the checkpoint"):
+        if shown_videos and not isinstance(shown, ShowsVideos):
+            raise UsageError(f"--video: the demo of {name} shows images only", argument="video")
+        show = _Show(console, registry, shown, shown_images, shown_videos, chunk)
+        with console.status(f"{name}: building the checkpoint"):
             folder = _checkpoint(registry, name, shown, rebuild=rebuild)
         with console.status(f"{name}: opening the model (this imports torch and transformers)"):
             show.open(folder)
@@ -111,7 +110,7 @@ def demo(
 
 
 class _Show:
-    """The acts of the demo, in order."""
+    """The steps of the demo, in order."""
 
     def __init__(
         self,
@@ -125,14 +124,14 @@ class _Show:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
         self._names = [name for name, _ in (*images, *videos)]
         self._images, self._videos = [_plain_png(data) for _, data in images], [data for _, data in videos]
-        self._footages: list[ShownVideo] = []
+        self._shown_videos: list[ShownVideo] = []
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
-        self._processor: ModelProcessor
+        self._processor: Processor
 
     def open(self, folder: Path) -> None:
-        """Processor, encoder and the whole reference model from one folder."""
+        """Open the processor, the encoder and the whole reference model from one folder."""
         self._registry.observers.add(self._counts)
         self._folder = folder
         self._processor = self._registry.load_processor(folder, **self._demo.options)
@@ -146,19 +145,19 @@ class _Show:
         self._console.print(f"checkpoint  {escape(str(folder))}  {escape(options)}", highlight=False)
 
     def process(self) -> None:
-        """The prompt and its media, a table row per item."""
+        """Process the prompt, and print a column for each item."""
         self._output = output = self._process(self._images)
         self._counts.take()
-        self._console.print(f"a prompt of {len(output.input_ids)} tokens, {len(output.mm_items)} media")
+        self._console.print(f"a prompt of {len(output.input_ids)} tokens, {len(output.mm_items)} items")
         of_images, of_videos = output.mm_items[: len(self._images)], output.mm_items[len(self._images) :]
         names = self._names[len(self._images) :]
-        self._footages = [self._video(*entry) for entry in zip(names, self._videos, of_videos, strict=True)]
+        self._shown_videos = [self._video(*entry) for entry in zip(names, self._videos, of_videos, strict=True)]
         facts = [self._facts(*entry) for entry in zip(self._images, of_images, strict=True)]
-        facts += map(self._video_facts, self._footages)
+        facts += map(self._video_facts, self._shown_videos)
         for first in range(0, len(facts), _ITEMS_ABREAST):
             shown = slice(first, first + _ITEMS_ABREAST)
             table = Table(
-                "medium", *map(escape, self._names[shown]), title="Items", title_justify="left", show_lines=True
+                "item", *map(escape, self._names[shown]), title="Items", title_justify="left", show_lines=True
             )
             for label in dict.fromkeys(label for entry in facts[shown] for label in entry):
                 table.add_row(label, *(escape(entry.get(label, "")) for entry in facts[shown]))
@@ -174,24 +173,25 @@ class _Show:
         return {"size": size, "resized": f"{boxes.height} x {boxes.width}", **self._common_facts(item)}
 
     def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownVideo:
-        """The video with the frames that the plugin chose of it."""
-        assert isinstance(self._processor, AcceptsVideos)
+        """A video with the frames that the plugin chose."""
+        model = self._processor.model
+        assert isinstance(model, AcceptsVideos)
         size = open_video(data, path="video", settings=Settings()).probe()
-        chosen = self._processor.sample(size, self._processor.options)
+        chosen = model.sample(size, model.options)
         return ShownVideo(
             name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
         )
 
-    def _video_facts(self, footage: ShownVideo) -> dict[str, str]:
-        times = ", ".join(f"{time:.2f}" for time in footage.size.timestamps[:_FRAMES_NAMED])
-        more = ", ..." if footage.size.frames > _FRAMES_NAMED else ""
-        boxes = self._demo.row_boxes(self._processor, footage.item)
+    def _video_facts(self, shown: ShownVideo) -> dict[str, str]:
+        times = ", ".join(f"{time:.2f}" for time in shown.size.timestamps[:_FRAMES_NAMED])
+        more = ", ..." if shown.size.frames > _FRAMES_NAMED else ""
+        boxes = self._demo.row_boxes(self._processor, shown.item)
         return {
-            "size": f"{footage.size.height} x {footage.size.width}",
+            "size": f"{shown.size.height} x {shown.size.width}",
             "resized": f"{boxes.height} x {boxes.width}",
-            "frames": f"{footage.size.frames}, {footage.size.fps:.3f} a second",
+            "frames": f"{shown.size.frames}, {shown.size.fps:.3f} per second",
             "at seconds": times + more,
-            **self._common_facts(footage.item),
+            **self._common_facts(shown.item),
         }
 
     def _common_facts(self, item: MultimodalDataItem) -> dict[str, str]:
@@ -205,32 +205,38 @@ class _Show:
         }
 
     def compare(self) -> None:
-        """Whole against chunked against the model's own library."""
+        """Compare the embeddings of the whole prompt, of the prompt in chunks, and of the model's own library."""
         output = self._output
         whole = self._embed(output, len(output.input_ids))
-        calls_jointly = self._counts.take()[2]
+        calls_whole = self._counts.take()[2]
         chunked = self._embed(output, self._chunk)
         calls_chunked = self._counts.take()[2]
-        if isinstance(self._demo, ShowsVideos) and self._footages:
-            reference = self._demo.video_reference(self._model, self._folder, output, self._images, self._footages)
+        if isinstance(self._demo, ShowsVideos) and self._shown_videos:
+            reference = self._demo.video_reference(self._model, self._folder, output, self._images, self._shown_videos)
         else:
             reference = self._demo.reference(self._model, self._folder, output.input_ids, self._images)
         logits = self._demo.logits(self._model, whole, output.mrope_positions)
         parts = -(-len(output.input_ids) // self._chunk)
         table = Table(title="Embeddings", title_justify="left")
-        for column in ("ours with", "largest difference", "allowed", "encoder calls"):
+        for column in ("comparison", "largest difference", "allowed", "encoder calls"):
             table.add_column(column)
-        self._row(table, f"{parts} chunks of {self._chunk}, the whole", _apart(chunked, whole), 1e-5, calls_chunked)
+        self._row(
+            table,
+            f"{parts} chunks of {self._chunk} against one pass",
+            _difference(chunked, whole),
+            1e-5,
+            calls_chunked,
+        )
         name = self._demo.reference_name
-        self._row(table, f"embeddings, {name}", _apart(whole, reference.input_embeds), 1e-4, calls_jointly)
-        self._row(table, f"logits, {name}", _apart(logits, reference.logits), 1e-4)
+        self._row(table, f"embeddings against {name}", _difference(whole, reference.input_embeds), 1e-4, calls_whole)
+        self._row(table, f"logits against {name}", _difference(logits, reference.logits), 1e-4)
         if reference.position_ids is not None and output.mrope_positions is not None:
-            apart = int(np.abs(output.mrope_positions - reference.position_ids).max())
-            self._row(table, f"positions, {name}", apart, 0)
+            largest = int(np.abs(output.mrope_positions - reference.position_ids).max())
+            self._row(table, f"positions against {name}", largest, 0)
         self._console.print(table)
 
     def repeat(self) -> None:
-        """The same request again: nothing is decoded and nothing is encoded."""
+        """Send the same request again: nothing is decoded and nothing is encoded."""
         again = self._process(self._images)
         self._embed(again, len(again.input_ids), cached=True)
         self._counts.take()
@@ -240,12 +246,12 @@ class _Show:
         same = all(a.identity == b.identity for a, b in zip(again.mm_items, self._output.mm_items, strict=True))
         self._say(
             same and decoded == 0 and calls == 0,
-            f"the same {repeated} media again: {decoded} decoded, {calls} encoder calls, identities "
+            f"the same {repeated} media inputs again: {decoded} decoded, {calls} encoder calls, identities "
             + ("equal" if same else "DIFFER"),
         )
 
     def change_a_pixel(self) -> None:
-        """One level of one pixel of the first media input: another identity, and the cache ids part where it begins."""
+        """Change one pixel of the first image: its identity changes, and the cache ids differ from its first token on."""
         if not self._images:
             return
         changed = self._process([_one_pixel_off(self._images[0]), *self._images[1:]])
@@ -260,11 +266,11 @@ class _Show:
         )
 
     def paint(self, file: Path) -> None:
-        """The images with their grids, and the prompt as a strip of tokens."""
-        imgs = zip(self._names, self._images, self._output.mm_items, strict=False)
-        views = [self._views(*entry) for entry in imgs]
-        views += [[video_view(footage, self._time_axis(footage.item))] for footage in self._footages]
-        draw(views, self._output, chunk=self._chunk, positions=bool(self._footages)).save(file, format="PNG")
+        """Draw the items with their grids, and the prompt as a strip of tokens."""
+        images = zip(self._names, self._images, self._output.mm_items, strict=False)
+        views = [self._views(*entry) for entry in images]
+        views += [[video_view(shown, self._time_axis(shown.item))] for shown in self._shown_videos]
+        draw(views, self._output, chunk=self._chunk, positions=bool(self._shown_videos)).save(file, format="PNG")
         self._console.print(f"image  {escape(str(file))}", highlight=False)
 
     def _time_axis(self, item: MultimodalDataItem) -> np.ndarray | None:
@@ -303,11 +309,11 @@ def _choose(registry: Registry, model: str | None) -> tuple[str, Demo]:
         if model not in (None, record.name) or (model is None and record.state != "available"):
             continue
         try:
-            cls = registry.load_declared(record.name, "demo", Demo)
+            cls = registry.load_declared(record.name, "demo")
         except PluginLoadError:
             if model is not None:
                 raise
-            continue  # its record is on the screen already; another may do
+            continue  # its record is in the table above; another plugin may have a demo
         if cls is not None:
             return record.name, cls()
         tried.append(record.name)
@@ -321,7 +327,7 @@ def _choose(registry: Registry, model: str | None) -> tuple[str, Demo]:
 
 
 def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) -> Path:
-    """The plugin's tiny checkpoint, built once and then kept in the user's cache folder."""
+    """The plugin's tiny checkpoint, built once and kept in the user's cache folder."""
     record = next(record for record in registry.plugins if record.name == name)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mm-plugin" / "demo"
     folder = root / f"{name}-{record.version}-{mm_plugin.__version__}"
@@ -330,12 +336,11 @@ def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) ->
     if not folder.is_dir():
         try:
             root.mkdir(parents=True, exist_ok=True)
-            # Built aside and moved in whole, so that an interrupted build is never taken for a checkpoint.
+            # Built in another folder and renamed, so that an interrupted build is never used.
             built = Path(tempfile.mkdtemp(prefix="building-", dir=root))
         except OSError as error:
-            raise UsageError(
-                f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME", argument="cache"
-            ) from error
+            message = f"{root} cannot be written: {error.strerror}; set XDG_CACHE_HOME"
+            raise UsageError(message, argument="cache") from error
         try:
             shown.make_checkpoint(built)
             built.rename(folder)
@@ -345,25 +350,25 @@ def _checkpoint(registry: Registry, name: str, shown: Demo, *, rebuild: bool) ->
     return folder
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path, argument: str) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", argument="image") from error
+        raise UsageError(f"--{argument}: {file} cannot be read: {error.strerror}", argument=argument) from error
 
 
-def _prepare_place(file: Path) -> None:
-    """See that the image can be written, before anything takes time."""
+def _check_writable(file: Path) -> None:
+    """Refuse a file that cannot be written, before anything takes time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{file.parent} cannot be made: {error.strerror}", argument="image") from error
+        raise UsageError(f"--out: {file.parent} cannot be created: {error.strerror}", argument="out") from error
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"{file} cannot be written", argument="image")
+        raise UsageError(f"--out: {file} cannot be written", argument="out")
 
 
 def _plain_png(data: bytes) -> bytes:
-    """An image as the framework sees it, as a PNG: the reference is compared on the same pixels, upright and opaque."""
+    """An image as the framework decodes it, as a PNG: the reference gets the same pixels, upright and opaque."""
     source = open_image(data, path="image", settings=Settings())
     out = io.BytesIO()
     Image.fromarray(source.decode().pixels).save(out, "PNG")
@@ -371,7 +376,7 @@ def _plain_png(data: bytes) -> bytes:
 
 
 def _one_pixel_off(data: bytes) -> bytes:
-    """The same image as a PNG, one channel of the pixel in its middle inverted."""
+    """The same image as a PNG, with one channel of its middle pixel inverted."""
     with Image.open(io.BytesIO(data)) as opened:
         image = opened.convert("RGB")
     middle = (image.width // 2, image.height // 2)
@@ -388,5 +393,5 @@ def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _apart(left: Any, right: Any) -> float:
+def _difference(left: Any, right: Any) -> float:
     return float((left - right).abs().max())

@@ -1,4 +1,4 @@
-"""Draws a processed prompt: what the model sees of each image, and the prompt as a strip of colored tokens."""
+"""Draws a processed prompt: what the model sees of each item, and the prompt as a strip of colored tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TALLEST, _TALLEST_OF_MANY, _TITLES = 420, 300, 52
 _FRAME_HEIGHT, _MOST_FRAMES = 110, 48
 _CHART = 180  # pixels of its height
 _PAPER, _INK, _TEXT_CELL = (250, 249, 246), (40, 40, 46), (176, 176, 182)
-# Hues that differ in lightness too, for readers who see few colors; they repeat after six items.
+# Hues that also differ in lightness, for readers with color blindness; they repeat after six items.
 _ITEM_COLORS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
 
 
@@ -29,9 +29,9 @@ def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
     """An image with the grid of its rows.
 
     Args:
-        name: of the file.
+        name: name of the file.
         data: the encoded file.
-        rows: where they lie.
+        rows: where the rows of its embeddings lie.
     """
     with Image.open(io.BytesIO(data)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB").resize((rows.width, rows.height))
@@ -39,45 +39,43 @@ def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
     return View(name, caption, np.asarray(image), rows.boxes)
 
 
-def video_view(footage: ShownVideo, time_positions: np.ndarray | None) -> View:
-    """The sampled frames of a video, each with its time and, where positions have a time axis, with its place on it.
+def video_view(video: ShownVideo, time_positions: np.ndarray | None) -> View:
+    """The sampled frames of a video, each with its time and, if positions have a time axis, its position on that axis.
 
     Args:
-        footage: with the frames that were chosen.
+        video: the video with the frames that were chosen.
         time_positions: [n_steps] int64, the time axis of its temporal patches; None for a model with ordinary positions.
     """
-    source = open_video(footage.data, path="video", settings=Settings())
-    frames = list(source.decode(footage.size).frames)
-    shown = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _MOST_FRAMES)).round().astype(int))
-    width = max(1, round(footage.size.width * _FRAME_HEIGHT / footage.size.height))
-    across = max(1, min(len(shown), round((len(shown) * _FRAME_HEIGHT * 2 / width) ** 0.5)))
+    source = open_video(video.data, path="video", settings=Settings())
+    frames = list(source.decode(video.size).frames)
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _MOST_FRAMES)).round().astype(int))
+    width = max(1, round(video.size.width * _FRAME_HEIGHT / video.size.height))
+    across = max(1, min(len(chosen), round((len(chosen) * _FRAME_HEIGHT * 2 / width) ** 0.5)))
     cell_width, cell_height = width + 6, _FRAME_HEIGHT + 22
-    sheet = Image.new("RGB", (across * cell_width + 6, -(-len(shown) // across) * cell_height + 6), _PAPER)
+    sheet = Image.new("RGB", (across * cell_width + 6, -(-len(chosen) // across) * cell_height + 6), _PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
-    for place, index in enumerate(shown):
+    for place, index in enumerate(chosen):
         left, top = place % across * cell_width + 6, place // across * cell_height + 6
         sheet.paste(Image.fromarray(frames[index]).resize((width, _FRAME_HEIGHT)), (left, top))
-        label = f"{footage.size.timestamps[index]:.2f} s"
+        label = f"{video.size.timestamps[index]:.2f} s"
         if time_positions is not None:
             step = int(index) * len(time_positions) // len(frames)
             label += f"  t {time_positions[step]}"
         pen.text((left, top + _FRAME_HEIGHT + 3), label, fill=_INK, font=font)
-    caption = (
-        f"{footage.size.frames} frames of {footage.size.height} x {footage.size.width}, {footage.size.fps:.2f} a second"
-    )
-    return View(footage.name, caption, np.asarray(sheet))
+    caption = f"{video.size.frames} frames of {video.size.height} x {video.size.width}, {video.size.fps:.2f} per second"
+    return View(video.name, caption, np.asarray(sheet))
 
 
 def draw(
     items: Sequence[Sequence[View]], output: MultimodalProcessorOutput, *, chunk: int, positions: bool = False
 ) -> Image.Image:
-    """The image of one request.
+    """Draw one request.
 
     Args:
         items: for each item, what the model sees of it.
         output: the processed request.
         chunk: tokens in a prefill chunk; the first token of each is marked.
-        positions: whether the three axes of M-RoPE are drawn over the tokens.
+        positions: whether to draw the three axes of M-RoPE over the tokens.
 
     Returns:
         An RGB image.
@@ -116,7 +114,7 @@ def _chart(
     pen, owner = ImageDraw.Draw(sheet), _owners(output)
     seq, most = positions.shape[1], max(1, int(positions.max()))
     pen.text((_MARGIN, top), f"position ids, 0 to {most}", fill=_INK, font=font)
-    pen.text((_MARGIN, top + 26), "gray: height and width   color: time   along: tokens", fill=_INK, font=small)
+    pen.text((_MARGIN, top + 26), "gray: height and width   color: time   left to right: tokens", fill=_INK, font=small)
     left, floor = _MARGIN, top + 56 + _CHART
 
     def place(token: int, position: int) -> tuple[float, float]:
@@ -127,18 +125,18 @@ def _chart(
     for axis in (2, 1, 0):
         for token in range(seq):
             x, y = place(token, int(positions[axis, token]))
-            whose = int(owner[token])
-            color = _TEXT_CELL if axis else _INK if whose < 0 else _ITEM_COLORS[whose % len(_ITEM_COLORS)]
+            index = int(owner[token])
+            color = _TEXT_CELL if axis else _INK if index < 0 else _ITEM_COLORS[index % len(_ITEM_COLORS)]
             size = 2 if axis == 0 else 1
             pen.rectangle((x, y - size, x + size, y), fill=color)
 
 
 def _panel(views: Sequence[View], index: int, count: int, font: Font, small: Font) -> Image.Image:
-    """The views of one item, one below the other."""
-    package = (_WIDTH - _MARGIN) // max(1, min(count, 4)) - _MARGIN
+    """The views of one item, one below another."""
+    width = (_WIDTH - _MARGIN) // max(1, min(count, 4)) - _MARGIN
     color = _ITEM_COLORS[index % len(_ITEM_COLORS)]
-    drawn = [_drawn(view, package, _TALLEST if len(views) == 1 else _TALLEST_OF_MANY, color) for view in views]
-    panel = Image.new("RGB", (package, sum(image.height + _TITLES for image in drawn)), _PAPER)
+    drawn = [_drawn(view, width, _TALLEST if len(views) == 1 else _TALLEST_OF_MANY, color) for view in views]
+    panel = Image.new("RGB", (width, sum(image.height + _TITLES for image in drawn)), _PAPER)
     pen, top = ImageDraw.Draw(panel), 0
     for view, image in zip(views, drawn, strict=True):
         panel.paste(image, (0, top))
@@ -149,10 +147,10 @@ def _panel(views: Sequence[View], index: int, count: int, font: Font, small: Fon
     return panel
 
 
-def _drawn(view: View, package: int, tallest: int, color: tuple[int, int, int]) -> Image.Image:
-    """A view, scaled to its place, with its boxes and frames."""
+def _drawn(view: View, widest: int, tallest: int, color: tuple[int, int, int]) -> Image.Image:
+    """A view, scaled to fit, with its boxes and frames."""
     height, width = view.pixels.shape[:2]
-    scale = min(package / width, tallest / height, 1.5)
+    scale = min(widest / width, tallest / height, 1.5)
     image = Image.fromarray(view.pixels).resize((max(1, round(width * scale)), max(1, round(height * scale))))
     pen = ImageDraw.Draw(image, "RGBA")
     whole = (0, 0, width, height)
@@ -180,8 +178,8 @@ def _strip(
     for token in range(seq):
         row, column = divmod(token, columns)
         left, upper = _MARGIN + column * (_CELL + _GAP), top + 60 + row * (_CELL + 5)
-        whose = int(owner[token])
-        color = _TEXT_CELL if whose < 0 else _ITEM_COLORS[whose % len(_ITEM_COLORS)]
+        index = int(owner[token])
+        color = _TEXT_CELL if index < 0 else _ITEM_COLORS[index % len(_ITEM_COLORS)]
         pen.rectangle((left, upper, left + _CELL - 1, upper + _CELL - 1), fill=color)
         if token % chunk == 0:
             pen.rectangle((left, upper - 3, left + _CELL - 1, upper - 2), fill=_INK)

@@ -7,27 +7,18 @@ from pathlib import Path
 
 import msgspec
 
-from mm_plugin.demo.base import Demo
-from mm_plugin.encoder.base import Encoder
-from mm_plugin.processor.model import ModelProcessor
-from mm_plugin.registry import discover
-
-# What a spec's fields must name; None is a function.
-BASES = {
-    "processor": ModelProcessor,
-    "encoder": Encoder,
-    "padding": None,
-    "positions": None,
-    "tokenizer": None,
-    "embed": None,
-    "demo": Demo,
-    "specialize": None,
-}
+from mm_plugin.registry.diagnosis import check_plugin
+from mm_plugin.registry.registry import discover
 
 
 def main(name: str, answer: str) -> None:
-    """Import the plugin, everything that it names, and write the record as JSON."""
-    record = discover().check_plugin(name, BASES)
+    """Import the plugin and everything that it names, and write the record as JSON.
+
+    Args:
+        name: the plugin's name.
+        answer: path of the file to write.
+    """
+    record = check_plugin(discover().catalog, name)
     Path(answer).write_bytes(msgspec.json.encode(record))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from mm_plugin.inputs.processed import MultimodalProcessorOutput
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
 class Reference(msgspec.Struct, frozen=True, eq=False):
@@ -111,7 +111,7 @@ class Demo(ABC):
         """The model's logits [N, vocabulary] on embeddings that were made elsewhere."""
 
     @abstractmethod
-    def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
+    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
         """Which part of the resized image each row of an image stands for; rows that stand for no part have no box."""
 
 
@@ -119,7 +119,7 @@ class DrawsViews(ABC):
     """For demos of models that see more of an image than one resized image."""
 
     @abstractmethod
-    def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
+    def views(self, processor: Processor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
         """What the model sees of an image, drawn one below the other in place of the image with its rows.
 
         Args:

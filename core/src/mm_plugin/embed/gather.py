@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from mm_plugin.cache.keys import embedding_key, encoder_key
 from mm_plugin.encoder.results import given_embeddings
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
 from mm_plugin.inputs.encoded import Encoded
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from mm_plugin.embed.calls import EncoderCalls
     from mm_plugin.embed.plan import Place, StepPlan
     from mm_plugin.inputs.batch import ForwardBatch
-
-# An item's key with the encoder's version and the dtype: other weights or another dtype give other embeddings.
-Key = tuple[Any, ...]
 
 
 class StepEmbeddings:
@@ -48,16 +46,16 @@ class StepEmbeddings:
         self.requests = [request for request, extend in enumerate(batch.extend_seq_lens) if extend]
         self._media = batch.mm_inputs
         self._items = [() if inputs is None else tuple(inputs.mm_items) for inputs in batch.inputs()]
-        self._suffix = (version, str(calls.dtype))
+        self._encoder_key = encoder_key(version, str(calls.dtype))
         self._layers: int | None = None
-        self._pinned: list[Key] = []
+        self._pinned: list[bytes] = []
         self.found: dict[Place, Encoded] = {}
         self.failed: dict[Place, MMPluginError] = {}
 
     def gather(self) -> None:
         """Embeddings for every item that meets the step; for those that are found nowhere, one encoder call per modality."""
-        misses: dict[Modality, dict[Key, list[Place]]] = {}
-        held: dict[Hashable, Encoded] = {}
+        misses: dict[Modality, dict[bytes, list[Place]]] = {}
+        held: dict[bytes, Encoded] = {}
         for media in self._request_media():
             held |= media.held_embeddings
         for key, places in self._wanted().items():
@@ -65,11 +63,11 @@ class StepEmbeddings:
                 self._cache.joined(len(places) - 1)
             known = held.get(key)
             if known is None or not self._fits(known):
-                known = self._cached(key)
+                known = self._cached(key, self._item(places[0]).num_tokens)
             if known is not None and self._same_layers(known):
                 self.found.update(dict.fromkeys(places, known))
             else:
-                misses.setdefault(key[0], {})[key] = places
+                misses.setdefault(self._item(places[0]).modality, {})[key] = places
         for modality, wanted in misses.items():
             self._encode(modality, wanted)
 
@@ -79,12 +77,12 @@ class StepEmbeddings:
     def _item(self, place: Place) -> MultimodalDataItem:
         return self._items[place[0]][place[1]]
 
-    def _key(self, item: MultimodalDataItem) -> Key:
-        return (*item_key(item), *self._suffix)
+    def _key(self, item: MultimodalDataItem) -> bytes:
+        return embedding_key(item_key(item), self._encoder_key)
 
-    def _wanted(self) -> dict[Key, list[Place]]:
+    def _wanted(self) -> dict[bytes, list[Place]]:
         """Items to find or encode, those of one key together; precomputed embeddings are taken here."""
-        wanted: dict[Key, list[Place]] = {}
+        wanted: dict[bytes, list[Place]] = {}
         for place in dict.fromkeys(piece.place for piece in self.plan.pieces):
             item = self._item(place)
             if item.precomputed_embeddings is not None:
@@ -119,16 +117,16 @@ class StepEmbeddings:
         embeddings = held.embeddings
         return bool(embeddings.shape[1] == self.calls.hidden and embeddings.device == self.calls.device)
 
-    def _cached(self, key: Key) -> Encoded | None:
+    def _cached(self, key: bytes, num_tokens: int) -> Encoded | None:
         if self._cache is None:
             return None
         calls = self.calls
-        found = self._cache.get(key, num_tokens=key[2], hidden=calls.hidden, dtype=calls.dtype, device=calls.device)
+        found = self._cache.get(key, num_tokens=num_tokens, hidden=calls.hidden, dtype=calls.dtype, device=calls.device)
         if found is not None:
             self._pin(key)
         return found
 
-    def _pin(self, key: Key) -> None:
+    def _pin(self, key: bytes) -> None:
         """Keep what the step uses from being evicted before it ends."""
         if self._cache is not None and self._cache.store.pin(key):
             self._pinned.append(key)
@@ -140,7 +138,7 @@ class StepEmbeddings:
                 self._cache.store.unpin(key)
         self._pinned.clear()
 
-    def _encode(self, modality: Modality, wanted: Mapping[Key, Sequence[Place]]) -> None:
+    def _encode(self, modality: Modality, wanted: Mapping[bytes, Sequence[Place]]) -> None:
         items = [self._snapshot(places) for places in wanted.values()]
         for (key, places), result in zip(wanted.items(), self.calls.encode(modality, items), strict=True):
             if not isinstance(result, Encoded):
@@ -174,8 +172,8 @@ class StepEmbeddings:
 
     def hold(self) -> None:
         """Leave with each request the embeddings of items that this step cut, and take back those of items that it finished."""
-        unfinished: dict[int, dict[Hashable, Encoded]] = {}
-        embedded: dict[int, dict[Hashable, Encoded]] = {}
+        unfinished: dict[int, dict[bytes, Encoded]] = {}
+        embedded: dict[int, dict[bytes, Encoded]] = {}
         for place in {*self.plan.unfinished, *self.found}:
             item, media = self._item(place), self._media[place[0]]
             if item.precomputed_embeddings is not None or not isinstance(media, RequestMedia):

@@ -1,14 +1,5 @@
 from .base import Agree, EmbedRoutine, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
-from .layers import (
-    PatchEmbedding,
-    PatchGridEncoder,
-    Rotary,
-    Segments,
-    frame_lengths,
-    merge_order,
-    self_attention,
-    window_order,
-)
+from .layers import Rotary2D, VarlenAttention, self_attention
 from .loading import fill_tower, load_tower
 from .results import as_tensor, checked_embeddings, given_embeddings
 from .staging import StagingBuffer
@@ -21,18 +12,13 @@ __all__ = [
     "EncodesAudio",
     "EncodesImages",
     "EncodesVideos",
-    "PatchEmbedding",
-    "PatchGridEncoder",
-    "Rotary",
-    "Segments",
+    "Rotary2D",
     "StagingBuffer",
+    "VarlenAttention",
     "as_tensor",
     "checked_embeddings",
     "fill_tower",
-    "frame_lengths",
     "given_embeddings",
     "load_tower",
-    "merge_order",
     "self_attention",
-    "window_order",
 ]

@@ -308,7 +308,7 @@ def _digest_buffers(buffers: Sequence[torch.Tensor], device: torch.device) -> li
 
 
 def _level(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Who merges with whom: left, right (-1 for none) and root flag of each parent, and the parents of each tree."""
+    """Which nodes merge: left, right (-1 for none) and root flag of each parent, and the parents of each tree."""
     parents = (counts + 1) // 2
     start = np.concatenate([[0], np.cumsum(counts)[:-1]])
     tree = np.repeat(np.arange(len(counts)), parents)

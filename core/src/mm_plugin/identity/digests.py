@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -12,16 +13,17 @@ from typing import Any
 
 from blake3 import blake3
 
+from mm_plugin.arrays import torch_of_tensors
 from mm_plugin.errors import PluginError
 
 logger = logging.getLogger("mm_plugin")
 
-# Below this many bytes starting threads costs more than it saves.
+# For fewer bytes, starting threads costs more than it saves.
 _PARALLEL_BYTES = 1 << 20
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3-256 of raw bytes, by as many threads as the machine has where that pays.
+    """BLAKE3-256 of raw bytes, on all cores where there are enough bytes.
 
     Returns:
         32 bytes.
@@ -34,10 +36,10 @@ DigestFunction = Callable[[Sequence[Any]], list[bytes]]
 
 
 class Digests:
-    """What hashes raw bytes on each kind of device. Final; safe to use from several threads.
+    """Hashes raw bytes on each type of device. Final; thread-safe.
 
     Each function takes tensors [n] uint8 on one device and returns BLAKE3-256 of each. It is checked against published test
-    vectors on its own device before its first answer is believed.
+    vectors on its own device before its first digest is used.
 
     Args:
         functions: by device type, such as `cuda`; the core's own for `cuda` is Triton, where that is installed.
@@ -51,7 +53,7 @@ class Digests:
 
     @property
     def copied(self) -> frozenset[str]:
-        """Device types that nothing here can hash on, so that tensors were copied to the CPU."""
+        """Device types without a digest function, whose tensors were copied to the CPU."""
         return frozenset(self._copied)
 
     def of(self, tensors: Sequence[Any]) -> list[bytes]:
@@ -76,15 +78,14 @@ class Digests:
         kind = device.type
         with self._lock:
             if kind not in self._functions and kind == "cuda" and _has_triton():
-                from mm_plugin.identity.blake3_triton import digest_buffers
-
-                self._functions[kind] = digest_buffers
+                kernel = importlib.import_module("mm_plugin.identity.blake3_triton")
+                self._functions[kind] = kernel.digest_buffers
             function = self._functions.get(kind)
             if function is None:
                 if kind not in self._copied:
                     self._copied.add(kind)
                     hint = "; pip install 'mm-plugin[gpu]'" if kind == "cuda" else ""
-                    logger.warning("mm-plugin: nothing hashes on %s, tensors are copied to the CPU%s", kind, hint)
+                    logger.warning("mm-plugin: no digest function for %s, tensors are copied to the CPU%s", kind, hint)
                 return None
             if str(device) not in self._checked:
                 _check(function, device)
@@ -97,32 +98,32 @@ def _has_triton() -> bool:
 
 
 def _asked(function: DigestFunction, tensors: Sequence[Any], device: Any) -> list[bytes]:
-    """A plugin's digests, of the right number and kind; its fault is neither the request's nor another plugin's."""
+    """A plugin's digests, checked for their number and type."""
     try:
         answers = list(function(tensors))
     except (Exception, SystemExit) as error:
         raise PluginError(f"the digest for {device.type} failed: {type(error).__name__}: {error}") from error
     if len(answers) != len(tensors) or not all(isinstance(found, bytes) and len(found) == 32 for found in answers):
         raise PluginError(
-            f"the digest for {device.type} gave {len(answers)} answers for {len(tensors)} tensors; each must be 32 bytes"
+            f"the digest for {device.type} must return 32 bytes for each of {len(tensors)} tensors, got {len(answers)} values"
         )
     return answers
 
 
 def _check(function: DigestFunction, device: Any) -> None:
     """Compare with the vectors of the BLAKE3 specification: byte i of an input is i modulo 251."""
-    import torch
+    torch = torch_of_tensors()
 
     vectors = test_vectors()["blake3"]
     inputs = [torch.arange(entry["length"]).remainder(251).to(torch.uint8).to(device) for entry in vectors]
     for entry, found in zip(vectors, _asked(function, inputs, device), strict=True):
         if found.hex() != entry["digest"]:
             raise PluginError(
-                f"the digest for {device.type} is wrong for {entry['length']} bytes: {found.hex()}, not {entry['digest']}"
+                f"the digest for {device.type} is wrong for {entry['length']} bytes: expected {entry['digest']}, got {found.hex()}"
             )
 
 
 def test_vectors() -> dict[str, Any]:
-    """The published vectors of this format, for those who implement it elsewhere: raw digests, frames, identities, keys."""
+    """The published test vectors of this format, for other implementations: raw digests, frames, identities and keys."""
     vectors: dict[str, Any] = json.loads(resources.files("mm_plugin.identity").joinpath("vectors.json").read_bytes())
     return vectors

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mm_plugin.arrays import is_tensor
+from mm_plugin.arrays import is_tensor, torch_of_tensors
 from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import Digests, digest
 
@@ -52,7 +52,7 @@ def frame(value: Any) -> bytes:
     try:
         _frame(value, out)
     except RecursionError:
-        raise UsageError("a value that is nested too deeply has no identity", argument="value") from None
+        raise UsageError("value: nested too deeply to be framed", argument="value") from None
     return b"".join(out)
 
 
@@ -76,7 +76,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
         out.append(b"s" + _LENGTH.pack(len(data)) + data)
     elif isinstance(value, bytes | bytearray | memoryview):
         if isinstance(value, memoryview) and (value.format != "B" or value.ndim != 1):
-            raise UsageError("a memoryview of anything but bytes has no identity", argument="value")
+            raise UsageError("value: expected a memoryview of bytes, got another format or shape", argument="value")
         data = bytes(value)
         out.append(b"b" + _LENGTH.pack(len(data)) + data)
     elif isinstance(value, list | tuple):
@@ -105,7 +105,7 @@ def _frame(value: Any, out: list[bytes]) -> None:
         palette_bytes = None if palette is None else bytes(palette)
         _frame([value.mode, value.width, value.height, palette_bytes, transparency, digest(value.tobytes())], out)
     else:
-        raise UsageError(f"a value of type {type(value).__name__} has no identity", argument="value")
+        raise UsageError(f"value: a {type(value).__name__} cannot be framed", argument="value")
 
 
 def _is_array(value: Any) -> bool:
@@ -118,19 +118,19 @@ def _is_image(value: Any) -> bool:
 
 
 def feature_digest(value: Any, digests: Digests | None = None) -> bytes:
-    """BLAKE3 over the frame of (dtype, shape, BLAKE3 of the raw bytes): the identity of an array, wherever and however it lies.
+    """BLAKE3 over the frame of (dtype, shape, BLAKE3 of the raw bytes): the identity of an array.
 
     Equal for numpy and torch, for every memory layout, device and process. The raw bytes are little-endian, in C order.
 
     Args:
-        value: numpy array or scalar, or torch tensor; any dtype but object, any device.
+        value: numpy array or scalar, or torch tensor; any dtype except object, any device.
         digests: what hashes on other devices; the core's own where None.
 
     Returns:
         32 bytes.
 
     Raises:
-        UsageError: it is no array, or one whose bytes do not say its value (object, long double, sparse, quantized).
+        UsageError: it is not an array, or its bytes do not determine its value (object, long double, sparse, quantized).
     """
     return feature_digests([value], digests)[0]
 
@@ -164,18 +164,20 @@ def _describe(value: Any) -> tuple[str, list[int], Any]:
     """dtype, shape, and the raw bytes: [n] uint8 as numpy on the CPU, as torch elsewhere."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        # The long double has bytes of padding, which may hold anything.
+        # The padding bytes of a long double are arbitrary.
         if array.dtype.kind not in "biufc" or array.dtype.char in "gG" or isinstance(value, np.ma.MaskedArray):
-            raise UsageError(f"an array of dtype {array.dtype} has no identity", argument="feature")
+            raise UsageError(f"feature: an array of dtype {array.dtype} cannot be digested", argument="feature")
         flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
         return array.dtype.name, list(np.shape(value)), flat.view(np.uint8)
     if not is_tensor(value):
-        raise UsageError(f"a value of type {type(value).__name__} is no array", argument="feature")
-    import torch
+        raise UsageError(
+            f"feature: expected a numpy array or torch tensor, got {type(value).__name__}", argument="feature"
+        )
+    torch = torch_of_tensors()
 
     odd = value.is_nested or value.is_quantized or value.device.type == "meta"
     if value.layout is not torch.strided or odd:
-        raise UsageError("a sparse, nested, quantized or meta tensor has no identity", argument="feature")
+        raise UsageError("feature: a sparse, nested, quantized or meta tensor cannot be digested", argument="feature")
     # flatten before view: a tensor without dimensions cannot be viewed as bytes.
     tensor = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if tensor.stride(0) != 1:  # of one element or none, which count as contiguous and yet cannot be viewed

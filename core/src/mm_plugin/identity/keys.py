@@ -1,4 +1,4 @@
-"""Source keys and identities: what makes two media inputs, or two items, one. Each is the digest of a framed list."""
+"""Source keys and identities: when two media inputs, or two items, count as the same. Each is the digest of a framed list."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def item_identity(
     *,
     salt: str | bytes | None = None,
 ) -> bytes:
-    """What the model sees: equal identity means equal rows and equal positions.
+    """What the model sees: equal identity means equal embeddings and equal positions.
 
     Args:
         spec_name: the model spec's name.
         output_version: the spec's output version.
-        modality: its mark, 1 to 3.
+        modality: its number, 1 to 3.
         format: the item's input format.
-        feature: 32 bytes from `feature_digest` of the feature or the rows.
-        fields: every field that encoder or positions read.
+        feature: 32 bytes from `feature_digest` of the feature or the embeddings.
+        fields: every field that the encoder or the positions read.
         salt: separates tenants.
 
     Returns:
@@ -44,7 +44,7 @@ def parse_caller_hash(entry: Any) -> int | None:
     """A caller's hash as a number; None where the entry is malformed.
 
     Args:
-        entry: a whole number from 0 on, or hexadecimal digits in either case with or without `0x`; of any length up to 1,024
+        entry: a non-negative integer, or hexadecimal digits in either case with or without `0x`; of any length up to 1,024
             digits. Signs, `_`, spaces, other digits and empty text are malformed.
     """
     if isinstance(entry, bool):
@@ -66,12 +66,12 @@ def caller_identity(
     *,
     salt: str | bytes | None = None,
 ) -> bytes:
-    """The identity of a media input whose caller vouches for it by a hash: that hash, and all that could change what becomes of it.
+    """The identity of a media input that the caller names by a hash: that hash, and all that could change how it is prepared.
 
     Args:
         spec_name: the model spec's name.
         output_version: the spec's output version.
-        modality: its mark, 1 to 3.
+        modality: its number, 1 to 3.
         value: the caller's hash, as `parse_caller_hash` reads it; all of its bits count.
         options: as for `source_key`.
         context: as for `source_key`.
@@ -94,12 +94,12 @@ def source_key(
     model: bytes = b"",
     salt: str | bytes | None = None,
 ) -> bytes:
-    """The key of the preprocess cache: equal keys mean that equal media input was prepared in the same way.
+    """The key of the preprocess cache: equal keys mean that the same media input was prepared in the same way.
 
     Args:
         spec_name: the model spec's name.
         output_version: the spec's output version.
-        modality: its mark, 1 to 3.
+        modality: its number, 1 to 3.
         source: 32 bytes, the digest of the encoded source or of the pixels.
         options: 32 bytes, the digest of the frame of the modality's effective options: a mapping from name to value, after
             call, load, checkpoint and default are resolved.
@@ -115,5 +115,5 @@ def source_key(
 
 
 def _keyed(tag: str, spec_name: str, output_version: int, modality: int, *parts: Any) -> bytes:
-    """The digest behind every identity and key: its kind and this format's version first, then whose it is, then the rest."""
+    """The digest of an identity or key: its kind and the format's version first, then the model, then the rest."""
     return digest(frame([tag, FORMAT_VERSION, spec_name, output_version, int(modality), *parts]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.inputs.processed import MultimodalInputs
-from mm_plugin.items import item_key
+from mm_plugin.items import ITEM_KEY_BYTES, item_key
 
 # From what a retracted request is embedded again.
 Retain = Literal["feature", "recipe", "embeddings"]
@@ -77,7 +77,7 @@ class RequestMedia:
         self._precomputed: list[bool] = []
         self._add_items(0, recipe, 0)
         self._ended = False
-        self._held: dict[Hashable, Encoded] = {}
+        self._held: dict[bytes, Encoded] = {}
         self._order = threading.RLock()  # of the calls below; a recipe may run, or abort the request, under it
         self._lock = threading.Lock()  # of the held embeddings, which steps read and write; never held for long
 
@@ -89,15 +89,15 @@ class RequestMedia:
         return self._ended
 
     @property
-    def held_embeddings(self) -> dict[Hashable, Encoded]:
+    def held_embeddings(self) -> dict[bytes, Encoded]:
         """A copy of what is held now: embeddings of items that the last step cut, or of all with `retain="embeddings"`.
 
-        Keys are the item's key (modality, identity or hash, number of embeddings), the encoder's version and the dtype.
+        Keys are those of `mm_plugin.cache.embedding_key`: the item's key, then that of the encoder.
         """
         with self._lock:
             return dict(self._held)
 
-    def hold(self, unfinished: Mapping[Hashable, Encoded], embedded: Mapping[Hashable, Encoded]) -> None:
+    def hold(self, unfinished: Mapping[bytes, Encoded], embedded: Mapping[bytes, Encoded]) -> None:
         """Hold what later steps need, and drop what they do not. A request that has ended holds nothing.
 
         Args:
@@ -127,7 +127,7 @@ class RequestMedia:
             self._check_open()
             if self.retain == "feature":
                 return
-            held = {key[:3] for key in self.held_embeddings if isinstance(key, tuple)}
+            held = {key[:ITEM_KEY_BYTES] for key in self.held_embeddings}
             for item, precomputed in zip(self.inputs.mm_items, self._precomputed, strict=True):
                 # Where the prefix came from another request's KV cache, no step had embeddings to hold.
                 recoverable = self.retain == "recipe" or item_key(item) in held

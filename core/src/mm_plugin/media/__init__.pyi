@@ -1,7 +1,10 @@
 from .audio import AudioSource, open_audio
-from .images import ImageSource, normalize_image, open_image, raw_pixels
+from .images import ImageSource, open_image, raw_pixels
+from .kinds import MEDIA_KINDS, MediaKind
 from .limits import check_pixels
+from .pixels import normalize_image
 from .probing import probe
+from .source import MediaSize, MediaSource, SamplingRules
 from .sources import is_remote
 from .types import (
     WHITE,
@@ -18,10 +21,12 @@ from .types import (
     Size,
     VideoFrames,
     VideoSize,
+    whole,
 )
-from .video import VideoSource, open_video, whole
+from .video import VideoSource, open_video
 
 __all__ = [
+    "MEDIA_KINDS",
     "WHITE",
     "AudioSamples",
     "AudioSize",
@@ -33,8 +38,12 @@ __all__ = [
     "DecodedVideo",
     "Frames",
     "ImageSource",
+    "MediaKind",
+    "MediaSize",
+    "MediaSource",
     "SampledVideo",
     "Sampling",
+    "SamplingRules",
     "Size",
     "VideoFrames",
     "VideoSize",

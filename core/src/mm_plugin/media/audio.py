@@ -1,6 +1,6 @@
-"""Audio inputs: encoded files and given samples -> [num_samples] float32, mono, at the rate that a model asks for.
+"""Audio: encoded files and given samples -> [num_samples] float32, mono, at the sampling rate that a model takes.
 
-Channels are averaged, then the audio is resampled. An audio input of the right rate keeps its samples exactly.
+Channels are averaged, then the audio is resampled. Audio that already has the right rate keeps its samples exactly.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.limits import check_audio_samples
-from mm_plugin.media.pyav import CheckedFile, decoding, import_av, open_container
+from mm_plugin.media.pyav import CheckedFile, av_decoding, import_av, open_container
+from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
-from mm_plugin.media.types import AudioSamples, AudioSize, DecodedAudio
+from mm_plugin.media.types import WHITE, AudioSamples, AudioSize, Color, DecodedAudio
 from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 # FFmpeg's names.
 _FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
 _CODECS = frozenset({"flac", "mp3", "vorbis", "opus", "aac", "alac"})
-_MOST_RATE = 768_000  # Hz; what the fastest converters sell
+_MOST_RATE = 768_000  # Hz; the fastest converters that are sold
 _PIECE = 1 << 16  # samples that are resampled together
 # Full scale of whole numbers, and the level of silence.
 _SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0), "i8": (9223372036854775808.0, 0.0)}
 
 
 class AudioSource:
-    """One audio as it came, checked for its kind and its bytes, and not decoded yet. Final; made by `open_audio`.
+    """One audio input, its kind and size in bytes checked, not decoded yet. Final; made by `open_audio`; a `MediaSource`.
 
     Attributes:
         path: where it stands in the request, such as `audios[0]`.
@@ -49,52 +50,64 @@ class AudioSource:
         self.path, self._settings, self._data, self._given = path, settings, data, given
         self._decoded: tuple[np.ndarray, int] | None = None
 
-    def digest(self) -> bytes:
-        """What tells this audio from others: of its encoded bytes, or of the samples where those are all there is.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decoded": None}
 
-        Returns:
-            32 bytes.
-        """
+    def digest(self) -> bytes:
+        """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:
             return digest(frame(["samples", feature_digest(self._given[0]), self._given[1]]))
         return digest(frame(["bytes", digest(self._data or b"")]))
 
-    def header(self) -> AudioSize:
-        """How long the file says that it is, at its own rate, without decoding it; decoding may show it to be otherwise.
+    def probe(self, sampling_rate: int | None = None) -> AudioSize:
+        """How many samples it has.
+
+        Args:
+            sampling_rate: at this rate, by decoding it: no header is exact, and samples take little memory. At its own rate where
+                None, as the header says, without decoding it.
 
         Raises:
-            MediaError: it is no audio that can be opened, or does not say how long it is.
+            MediaError: it is not audio that can be opened or decoded, or its header does not say how long it is.
+            LimitError: it is longer than `max_audio_seconds`.
         """
+        if sampling_rate is None:
+            return self._header()
+        return AudioSize(len(self._at_rate(sampling_rate)), sampling_rate)
+
+    def size(self, rules: SamplingRules) -> AudioSize:
+        """How many samples it has at the rate of the rules; raises as `probe` does."""
+        return self.probe(rules.sampling_rate())
+
+    def decode(self, size: AudioSize, *, background: Color = WHITE) -> DecodedAudio:
+        """Every sample of it.
+
+        Args:
+            size: the size at the rate that is asked for.
+            background: without effect.
+        """
+        samples = self._at_rate(size.sampling_rate)
+        self._decoded = None  # the samples are held no longer than this call
+        return DecodedAudio(size, samples)
+
+    def _header(self) -> AudioSize:
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
-        with decoding(self.path, "sound"), open_container(CheckedFile(self._data or b""), _FORMATS) as container:
+        with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), _FORMATS) as container:
             stream = self._stream(container)
             seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
             if seconds is None and container.duration:
                 seconds = Fraction(container.duration, 1_000_000)
             if not seconds or seconds < 0:
-                raise MediaError("the file does not say how long it is", reason="duration")
+                raise MediaError("the file's header does not say how long the audio is", reason="duration")
             return AudioSize(round(seconds * stream.rate), stream.rate)
 
-    def probe(self, sampling_rate: int) -> AudioSize:
-        """How many samples it has at a rate. It is decoded for that: no header tells exactly, and samples take little memory.
-
-        Raises:
-            MediaError: it is no audio that can be decoded.
-            LimitError: it is longer than `max_audio_seconds`.
-        """
-        if self._decoded is None or self._decoded[1] != sampling_rate:
-            with decoding(self.path, "sound"):
-                self._decoded = self._samples(sampling_rate), sampling_rate
-        return AudioSize(len(self._decoded[0]), sampling_rate)
-
-    def decode(self, size: AudioSize) -> DecodedAudio:
-        """Every sample of it, at the rate at which it was probed."""
-        self.probe(size.sampling_rate)
-        assert self._decoded is not None
-        samples, _ = self._decoded
-        self._decoded = None  # what was decoded goes with this call
-        return DecodedAudio(size, samples)
+    def _at_rate(self, sampling_rate: int) -> np.ndarray:
+        """The samples at a rate, decoded once for the size and for what is prepared."""
+        decoded = self._decoded
+        if decoded is None or decoded[1] != sampling_rate:
+            with av_decoding(self.path, "audio"):
+                self._decoded = decoded = self._samples(sampling_rate), sampling_rate
+        return decoded[0]
 
     def _samples(self, sampling_rate: int) -> np.ndarray:
         if self._given is not None:
@@ -103,8 +116,8 @@ class AudioSource:
             audios = _audios(container, self._stream(container))
             first = next(audios, None)
             if first is None:
-                raise MediaError("the audio has no samples", reason="empty")
-            # The head may tell another rate: of HE-AAC that of its core, half of what is heard.
+                raise MediaError("expected at least one sample, got none", reason="empty")
+            # The header may have another rate: for HE-AAC that of its core, half of what is heard.
             rate = _checked_rate(first.sample_rate)
             return _at_rate(self._pieces(itertools.chain([first], audios), rate), rate, sampling_rate)
 
@@ -113,7 +126,9 @@ class AudioSource:
         count = 0
         for waveform in audios:
             if waveform.sample_rate != rate:
-                raise MediaError("the audio's rate changes", reason="rate")
+                raise MediaError(
+                    f"expected one sampling rate, got {rate} and later {waveform.sample_rate} Hz", reason="rate"
+                )
             count += waveform.samples
             check_audio_samples(self.path, count, rate, self._settings)
             yield _averaged(waveform)
@@ -123,22 +138,25 @@ class AudioSource:
         for stream in container.streams.audio:
             name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
             if name not in _CODECS and not name.startswith("pcm_"):
-                raise MediaError("the audio's codec is none that is decoded here", reason="codec")
+                raise MediaError(
+                    f"unsupported audio codec {name or 'unknown'}; convert the audio to FLAC, MP3 or WAV",
+                    reason="codec",
+                )
             _checked_rate(stream.rate)
             return stream
         raise MediaError("the file holds no audio", reason="format")
 
 
 def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
-    """Take an audio input in any form that is accepted, without decoding it.
+    """Open audio in any accepted form, without decoding it.
 
     Args:
-        value: an encoded audio in any form that an encoded image may have, or `AudioSamples`.
+        value: encoded audio in any form that an encoded image may have, or `AudioSamples`.
         path: where it stands in the request, for messages.
         settings: limits.
 
     Raises:
-        MediaError: the value is of no such kind, cannot be read, or brings samples without their rate.
+        MediaError: the value is of another kind, cannot be read, or has samples without their rate.
         LimitError: it has more bytes or seconds than a limit allows.
     """
     if is_encoded(value):
@@ -147,7 +165,7 @@ def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
         return AudioSource(path, settings, given=_checked(value, path, settings))
     if isinstance(value, list | tuple) or hasattr(value, "shape"):
         raise MediaError(
-            f"{path}: bare samples tell no rate; give AudioSamples(samples, sampling_rate)",
+            f"{path}: expected samples with their rate, got samples alone; pass AudioSamples(samples, sampling_rate)",
             path=path,
             reason="metadata",
         )
@@ -178,8 +196,9 @@ def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.nda
             reason="array",
         )
     if type(rate) is not int or not 0 < rate <= _MOST_RATE:
+        got = rate if type(rate) is int and abs(rate) < 1 << 63 else type(rate).__name__
         raise MediaError(
-            f"{path}: sampling_rate must be a whole number of samples per second, at most {_MOST_RATE}",
+            f"{path}: sampling rate must be an int from 1 to {_MOST_RATE} Hz, got {got}",
             path=path,
             reason="metadata",
         )
@@ -187,7 +206,7 @@ def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.nda
     floats = _as_floats(samples)
     mono = floats.mean(axis=0, dtype=np.float32) if floats.ndim == 2 else floats.copy()
     if not np.isfinite(mono).all():
-        raise MediaError(f"{path}: the samples are not all finite numbers", path=path, reason="samples")
+        raise MediaError(f"{path}: samples must be finite, got infinity or NaN", path=path, reason="samples")
     return mono, rate
 
 
@@ -203,12 +222,12 @@ def _as_floats(samples: np.ndarray) -> np.ndarray:
 
 def _checked_rate(rate: int) -> int:
     if not 0 < rate <= _MOST_RATE:
-        raise MediaError(f"a rate of {rate} samples per second is none", reason="rate")
+        raise MediaError(f"sampling rate must be from 1 to {_MOST_RATE} Hz, got {rate}", reason="rate")
     return rate
 
 
 def _audios(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Every piece that can be decoded. Between the frames of an MP3 file there may be anything, which players pass over."""
+    """Every piece that can be decoded. Between the frames of an MP3 file there may be other data, which players skip."""
     broken = import_av().error.InvalidDataError if stream.codec_context.codec.canonical_name == "mp3" else ()
     for packet in container.demux(stream):
         try:
@@ -228,29 +247,29 @@ def _averaged(waveform: AudioFrame) -> np.ndarray:
 
 
 def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:
-    """The whole audio at another rate. Pieces are resampled as they come, so no more is kept than what is asked for."""
+    """The whole audio at another rate. Pieces are resampled as they come, so no more is held than the result."""
     count = 0
 
     def counted() -> Iterator[np.ndarray]:
         nonlocal count
         for piece in pieces:
             count += len(piece)
-            if not np.isfinite(piece).all():  # a filter may make numbers of them again
-                raise MediaError("the audio holds samples that are no numbers", reason="samples")
+            if not np.isfinite(piece).all():  # a filter may make them finite again
+                raise MediaError("samples must be finite, got infinity or NaN", reason="samples")
             yield piece
 
-    held = bytearray()  # grows in place, where a list of pieces would be kept beside what is made of them
+    held = bytearray()  # grows in place; a list of pieces would be held beside the result
     for part in counted() if rate == wanted else _resampled(counted(), rate, wanted):
         held += part.tobytes()
     if not count:
-        raise MediaError("the audio has no samples", reason="empty")
-    # As many as the arithmetic of rates gives, whatever the filter's ends: silence is added, or its tail left out.
+        raise MediaError("expected at least one sample, got none", reason="empty")
+    # As many as the rates imply, whatever the filter's ends: silence is added, or its tail is dropped.
     size = AudioSize(count, rate).at(wanted).num_samples * np.dtype(np.float32).itemsize
     del held[size:]
     held += bytes(size - len(held))
     out = np.frombuffer(held, dtype=np.float32)
     if not np.isfinite(out).all():
-        raise MediaError("the audio holds samples that are no numbers", reason="samples")
+        raise MediaError("samples must be finite, got infinity or NaN", reason="samples")
     return out
 
 

@@ -1,22 +1,22 @@
-"""Heads of files by which a few bytes would have FFmpeg allocate gigabytes or compute for minutes: found, and refused.
+"""Refuses headers of a few bytes that would make FFmpeg allocate gigabytes or compute for minutes. Judges nothing else.
 
-FFmpeg makes an entry for each sample that a table only claims, and looks through all tags for each tag. Nothing else is judged
-here: whether a file can be played is FFmpeg's to say.
+FFmpeg makes an entry for each sample that a table claims, and compares each tag with all others. Whether a file can be played is
+left to FFmpeg.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.isobmff import boxes, find_boxes, number
 
-# Packets of one file, all streams together; measured: FFmpeg keeps up to 100 bytes for each. Two hours at 120 frames a second are
-# 864,000.
+# Packets of one file, all streams together; measured: FFmpeg holds up to 100 bytes for each. Two hours at 120 frames per second
+# are 864,000.
 MOST_PACKETS = 1 << 20
-_MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for as many, and time grows with the square
-# Elements of Matroska that are lists, with the bytes that each may have: tags and chapters are compared with one another, entries
-# of the index are moved for one another (measured: 0.4 s for as many), and tracks take a kilobyte each.
+_MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for this many, and time grows with the square
+# Elements of Matroska that are lists, with the bytes allowed for each: tags and chapters are compared with one another, entries
+# of the index are sorted by insertion (measured: 0.4 s for this many), and tracks take a kilobyte each.
 _MATROSKA = {
     b"\x12\x54\xc3\x67": 1 << 16,
     b"\x10\x43\xa7\x70": 1 << 16,
@@ -24,12 +24,12 @@ _MATROSKA = {
     b"\x16\x54\xae\x6b": 1 << 20,
 }
 _EBML = b"\x1a\x45\xdf\xa3"
-# What such an element begins with; so bytes of an image are hardly ever taken for one.
+# The first child of such an element; without it, image data would be mistaken for one.
 _CHILDREN = (b"\x73\x73", b"\x45\xb9", b"\xbb", b"\xae", b"\xec", b"\xbf")
-# Lists of tags in Ogg begin so. A packet that goes on in a next page has 255 bytes in its first, so this much stands together.
+# How lists of tags in Ogg begin. A packet that continues in another page has at least 255 bytes in its first, so these are whole.
 _COMMENTS = (b"\x03vorbis", b"\x81theora", b"OpusTags")
 _LONGEST_NAME = 240
-# What else Ogg may hold has lists of tags that begin with nothing of their own.
+# Other codecs in Ogg, whose lists of tags have no magic bytes.
 _OTHER_OGG = (
     b"\x7fFLAC",
     b"Speex   ",
@@ -47,7 +47,7 @@ _ID3_CHUNK = re.compile(rb"(?:ID3|id3) (?=....ID3)", re.DOTALL)
 
 
 def without_tags(data: bytes) -> bytes:
-    """The file without its ID3 tags: FFmpeg reads them whole, and looks through all tags for each."""
+    """The file without its ID3 tags, which FFmpeg reads completely, comparing each tag with all others."""
     at = 0
     while data.startswith(b"ID3", at) and len(data) >= at + 10:
         size = 0
@@ -61,10 +61,10 @@ def without_tags(data: bytes) -> bytes:
 
 
 def check_head(data: bytes) -> None:
-    """Refuse a file whose head costs too much.
+    """Refuse a file whose header costs too much.
 
     Raises:
-        MediaError: it promises more packets or tags than any video or audio has.
+        MediaError: the header promises more packets or tags than any video or audio has.
     """
     if data.startswith(_EBML):
         _check_matroska(data)
@@ -77,30 +77,30 @@ def check_head(data: bytes) -> None:
 
 
 def _refuse(what: str) -> MediaError:
-    return MediaError(f"the file's head promises more {what} than any video or audio has", reason="head")
+    return MediaError(f"the file's header promises more {what} than any video or audio has", reason="head")
 
 
 # ---------------------------------------------------------------- MP4
 
 
 def _check_mp4(data: bytes) -> None:
-    """Count the samples for which FFmpeg makes an entry, wherever a table of them stands.
+    """Count the samples for which FFmpeg makes an entry, in every table of samples.
 
-    Tables are looked for byte by byte, since a broken tree is read too; only the media data of a file without fragments is left
-    out, where FFmpeg never looks for tables.
+    Tables are searched byte by byte, since FFmpeg reads a corrupted tree too; only the media data of a file without fragments is
+    left out, where FFmpeg never looks for tables.
     """
     heads, tracks = _mp4_heads(data)
     if any(data.find(kind, start, end) >= 0 for kind in (b"moof", b"sidx", b"mfra", b"cmov") for start, end in heads):
         heads = [(0, len(data))]
     total = 0
     for start, end in heads:
-        for at in _boxes(data, b"trun", start, end):
-            total += _number(data, at + 8)
+        for at in find_boxes(data, b"trun", start, end):
+            total += number(data, at + 8)
         for kind in (b"stsz", b"stz2"):
-            for at in _boxes(data, kind, start, end):
-                total += _samples(data, _number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
-        if any(_boxes(data, b"cmov", start, end)):
-            raise MediaError("the file's head is compressed, which is not read", reason="head")
+            for at in find_boxes(data, kind, start, end):
+                total += _samples(data, number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
+        if any(find_boxes(data, b"cmov", start, end)):
+            raise MediaError("compressed MP4 headers (cmov) are unsupported", reason="head")
     if total > MOST_PACKETS:
         raise _refuse("packets")
 
@@ -110,61 +110,33 @@ _NOT_AUDIO = {b"vide", b"subp", b"clcp"}
 
 
 def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
-    """Entries that FFmpeg makes for a table of samples: fewer where they are ticks of audio, which it joins by chunk."""
+    """Entries that FFmpeg makes for a table of samples: fewer for audio samples, which it joins by chunk."""
     if track is None or claimed <= MOST_PACKETS // 4:
         return claimed
-    kinds = {data[at + 12 : at + 16] for at in _boxes(data, b"hdlr", *track)}
-    times = [data[at + 8 : at + 20] for at in _boxes(data, b"stts", *track)]
+    kinds = {data[at + 12 : at + 16] for at in find_boxes(data, b"hdlr", *track)}
+    times = [data[at + 8 : at + 20] for at in find_boxes(data, b"stts", *track)]
     if b"soun" not in kinds or kinds & _NOT_AUDIO or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
         return claimed
-    chunks = sum(_number(data, at + 8) for kind in (b"stco", b"co64") for at in _boxes(data, kind, *track))
+    chunks = sum(number(data, at + 8) for kind in (b"stco", b"co64") for at in find_boxes(data, kind, *track))
     joined = 0
-    for at in _boxes(data, b"stsc", *track):
-        count = min(_number(data, at + 8), (len(data) - at) // 12)
-        joined = max([joined, *(_number(data, at + 16 + 12 * place) for place in range(count))])
+    for at in find_boxes(data, b"stsc", *track):
+        count = min(number(data, at + 8), (len(data) - at) // 12)
+        joined = max([joined, *(number(data, at + 16 + 12 * place) for place in range(count))])
     return chunks * (joined // 160 + 1)  # it joins at least as many
 
 
 def _mp4_heads(data: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Bytes outside of media data at the top of the tree, and those of each track."""
+    """The ranges outside of media data at the top of the tree, and the range of each track."""
     heads: list[tuple[int, int]] = []
     tracks: list[tuple[int, int]] = []
     at = 0
-    for kind, start, end in _tree(data, 0, len(data)):
+    for kind, start, end in boxes(data, 0, len(data)):
         if kind == b"mdat":
             heads.append((at, start))
             at = end
         elif kind == b"moov":
-            tracks += [(first, last) for child, first, last in _tree(data, start, end) if child == b"trak"]
+            tracks += [(first, last) for child, first, last in boxes(data, start, end) if child == b"trak"]
     return [*heads, (at, len(data))], tracks
-
-
-def _tree(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Boxes side by side: kind, and where the content begins and ends; as far as sizes make sense."""
-    while start + 8 <= end:
-        size, kind, head = _number(data, start), data[start + 4 : start + 8], 8
-        if size == 1 and start + 16 <= end:
-            size, head = int.from_bytes(data[start + 8 : start + 16], "big"), 16
-        elif size == 0:
-            size = end - start
-        if size < head:
-            return
-        yield kind, start + head, min(start + size, end)
-        start += size
-
-
-def _boxes(data: bytes, kind: bytes, start: int, end: int) -> Iterator[int]:
-    """Where the kind of a box stands that could be one."""
-    at = data.find(kind, start, end)
-    while at >= 0:
-        size = _number(data, at - 4) if at >= 4 else 0
-        if size in (0, 1) or 12 <= size <= len(data):
-            yield at
-        at = data.find(kind, at + 1, end)
-
-
-def _number(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "big")
 
 
 # ---------------------------------------------------------------- Matroska
@@ -186,8 +158,8 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
     """A number of variable length, and where it ends."""
     first = data[at] if at < len(data) else 1
     length = 9 - first.bit_length()
-    number = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
-    return number, at + length
+    value = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return value, at + length
 
 
 # ---------------------------------------------------------------- Vorbis comments
@@ -195,7 +167,7 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
 
 def _check_ogg(data: bytes) -> None:
     if any(magic in data for magic in _OTHER_OGG):
-        raise MediaError("of Ogg, only Vorbis, Opus and Theora are read", reason="codec")
+        raise MediaError("unsupported codec in Ogg; supported are Vorbis, Opus and Theora", reason="codec")
     for magic in _COMMENTS:
         at = data.find(magic)
         while at >= 0:
@@ -213,7 +185,7 @@ def _check_flac(data: bytes) -> None:
 
 
 def _check_comments(data: bytes, at: int) -> None:
-    """A list of tags: the name of whoever wrote it, then how many there are."""
+    """A list of tags: the name of its writer, then their number."""
     name = int.from_bytes(data[at : at + 4], "little")
     if name > _LONGEST_NAME or int.from_bytes(data[at + 4 + name : at + 8 + name], "little") > _MOST_TAGS:
         raise _refuse("tags")

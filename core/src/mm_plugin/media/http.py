@@ -1,7 +1,7 @@
-"""http(s), with httpx: a URL -> encoded bytes. Trusts neither the client that chose the URL nor the host that answers.
+"""http(s), with httpx: a URL -> encoded bytes. Trusts neither the client that chose the URL nor the host that responds.
 
-A host's name is resolved and checked here, and the connection goes to the checked address itself, so that no second answer of a
-name server counts. The name stays in the Host header and in TLS. The rules are written once: `fetch` is `fetch_async` in a thread.
+A host's name is resolved and checked here, and the connection goes to the checked address itself, so that a second answer
+of a name server has no effect. The name stays in the Host header and in TLS. `fetch` is `fetch_async` in a thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 16_384  # characters
-_MOST_ADDRESSES = 4  # of one host, that are tried
+_MOST_ADDRESSES = 4  # of one host; others are not tried
 _RESOLVERS = 32  # threads: a name server that does not answer holds one for as long as the system's resolver waits
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")  # all that was ever given out for unicast
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")  # all that is allocated for unicast
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # What `ipaddress` calls global, or does in some releases of Python.
 _NOT_PUBLIC = tuple(
@@ -53,7 +53,7 @@ _NOT_PUBLIC = tuple(
 
 
 class _Rule(NamedTuple):
-    """One entry of a list of hosts: the host, or every host below it; the port, or None."""
+    """One entry of a list of hosts: a host, or every host below it; a port, or None."""
 
     host: str
     below: bool
@@ -62,13 +62,13 @@ class _Rule(NamedTuple):
 
 def fetch(url: str, path: str, settings: Settings) -> bytes:
     """What `fetch_async` returns and raises, for callers without an event loop."""
-    # In a thread of its own, since the caller's may have a loop that runs, and would lose its own.
+    # In a thread of its own, since the caller's thread may be running an event loop.
     with ThreadPoolExecutor(1, "mm-plugin-fetch") as thread:
         return thread.submit(asyncio.run, fetch_async(url, path, settings)).result()
 
 
 async def fetch_async(url: str, path: str, settings: Settings) -> bytes:
-    """The bytes behind an http(s) URL.
+    """Fetch an http(s) URL.
 
     Args:
         url: on one of `allowed_hosts`; up to `max_redirects` redirects are followed, each checked as the first.
@@ -76,12 +76,12 @@ async def fetch_async(url: str, path: str, settings: Settings) -> bytes:
         settings: hosts, and limits on time, redirects and bytes.
 
     Raises:
-        MediaError: reason "url": the URL is refused, or its host failed, was too slow, or answered with anything but status 200.
+        MediaError: reason "url": the URL is refused, or its host failed, was too slow, or responded with a status other than 200.
         LimitError: more bytes than `max_media_bytes`.
-        UsageError: hosts are allowed and httpx is missing, or a list of hosts cannot be read.
+        UsageError: hosts are allowed and httpx is missing, or a list of hosts is malformed.
     """
     if not settings.allowed_hosts:
-        raise _error(path, "URLs are not fetched: no allowed_hosts are set (MM_PLUGIN_ALLOWED_HOSTS)")
+        raise _error(path, "URLs are not fetched: allowed_hosts is empty; set MM_PLUGIN_ALLOWED_HOSTS")
     deadline = asyncio.get_running_loop().time() + settings.fetch_seconds
     try:
         async with asyncio.timeout_at(deadline):
@@ -95,10 +95,10 @@ async def fetch_async(url: str, path: str, settings: Settings) -> bytes:
 async def _follow(url: str, path: str, settings: Settings, tls: ssl.SSLContext, deadline: float) -> bytes:
     import httpx
 
-    who = "the URL"  # messages name the host that the client wrote, never one that a redirect told
+    who = "the URL"  # messages name the host that the client wrote, never one that came from a redirect
     try:
         if len(url) > _LONGEST_URL:
-            raise _error(path, f"the URL has {len(url)} characters, at most {_LONGEST_URL} are accepted")
+            raise _error(path, f"expected a URL of at most {_LONGEST_URL} characters, got {len(url)}")
         before, target = None, httpx.URL(url)
         for _ in range(settings.max_redirects + 1):
             target, private = _admit(target, before, who, path, settings)
@@ -112,9 +112,9 @@ async def _follow(url: str, path: str, settings: Settings, tls: ssl.SSLContext, 
             before, target = target, target.join(location)
     except MMPluginError:
         raise
-    except Exception as error:  # of whatever class: a URL or an answer that no library foresaw is not our fault
+    except Exception as error:  # of any class: libraries raise many on malformed URLs and responses
         raise _error(path, f"{who} cannot be fetched ({type(error).__name__})") from error
-    raise _error(path, f"{who} redirects again, more than {settings.max_redirects} times (max_redirects)")
+    raise _error(path, f"{who} redirects more than {settings.max_redirects} times (max_redirects)")
 
 
 def _error(path: str, text: str) -> MediaError:
@@ -122,46 +122,48 @@ def _error(path: str, text: str) -> MediaError:
 
 
 def _name(url: httpx.URL) -> str:
-    """The host as it is compared: lower case, IDNA, no brackets, no final dot."""
+    """The host as it is compared: lower case, IDNA, without brackets or a final dot."""
     return url.raw_host.decode().removesuffix(".")
 
 
 def _admit(
     target: httpx.URL, before: httpx.URL | None, who: str, path: str, settings: Settings
 ) -> tuple[httpx.URL, bool]:
-    """The URL with its host as it is compared, and whether that may be private; `before` is what redirected to it."""
+    """The URL with its host as it is compared, and whether that host may be private; `before` is the URL that redirected to it."""
     name = _name(target)
     if target.scheme not in _PORTS:
-        raise _error(path, f"{who} is not of the kind http: or https:")
+        raise _error(path, f"{who} must use http: or https:")
     if before and before.scheme == "https" and target.scheme == "http":
-        raise _error(path, f"{who} leaves https: for http:")
+        raise _error(path, f"{who} must not leave https: for http:")
     if target.userinfo:
-        raise _error(path, f"{who} holds a user's name or password")
+        raise _error(path, f"{who} must not contain a user name or password")
     if not _is_host(name):
-        raise _error(path, f"{who} names no host")
+        raise _error(path, f"{who} has no valid host")
     usual = _PORTS[target.scheme]
     port = usual if target.port is None else target.port
     if not _is_listed(name, port, _rules("allowed_hosts", settings.allowed_hosts), usual):
-        raise _error(path, f"{who} is on no host of allowed_hosts" + ("" if before else f": {name}, port {port}"))
+        raise _error(path, f"{who} is not on a host in allowed_hosts" + ("" if before else f": {name}, port {port}"))
     return target.copy_with(host=name), _is_listed(name, port, _rules("private_hosts", settings.private_hosts), port)
 
 
 @functools.lru_cache(16)
 def _rules(setting: str, entries: tuple[str, ...]) -> tuple[_Rule, ...]:
-    """A list of hosts, read by the same rules as a URL's."""
+    """A list of hosts, parsed by the same rules as the host of a URL."""
     import httpx
 
     rules = []
     for entry in entries:
         try:
-            # A kind of URL that has no usual port, so that none is dropped.
+            # A scheme without a default port, so that no port is dropped.
             url = httpx.URL(f"any://{entry.removeprefix('*.')}")
             good = _is_host(_name(url)) and not url.userinfo and url.raw_path == b"/"
         except (httpx.InvalidURL, ValueError):
             good = False
         if not good or not 0 < (1 if url.port is None else url.port) < 1 << 16:
             forms = "images.example.org, *.example.org, example.org:8443, [2600::1]:80"
-            raise UsageError(f"setting {setting}: {entry!r} is no host; the forms are {forms}", argument=setting)
+            raise UsageError(
+                f"setting {setting}: {entry!r} is not a host; expected a form such as {forms}", argument=setting
+            )
         rules.append(_Rule(_name(url), entry.startswith("*."), url.port))
     return tuple(rules)
 
@@ -182,7 +184,7 @@ def _is_host(name: str) -> bool:
 
 
 def _is_public(address: str) -> bool:
-    """Whether an address is of the public internet, in every form in which one address may hold another."""
+    """Whether an address is on the public internet; an address that embeds another counts as the embedded one."""
     ip = ipaddress.ip_address(address)
     if ip in _NAT64:
         ip = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
@@ -193,7 +195,7 @@ def _is_public(address: str) -> bool:
 
 
 async def _resolve(name: str, private: bool, who: str, path: str) -> list[str]:
-    """The addresses of a host, every one of them checked."""
+    """The addresses of a host, each of them checked."""
     cause = None
     try:
         found = await _in_thread(functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM))
@@ -202,8 +204,8 @@ async def _resolve(name: str, private: bool, who: str, path: str) -> list[str]:
     except (OSError, ValueError) as error:
         usable, cause = False, error
     if not usable:
-        # One sentence for both faults: a client need not learn which internal names exist.
-        raise _error(path, f"{who} has no public address (private_hosts names hosts that need none)") from cause
+        # One message for both cases: a client must not learn which internal names exist.
+        raise _error(path, f"{who} has no public address; hosts without one must be listed in private_hosts") from cause
     return addresses[:_MOST_ADDRESSES]
 
 
@@ -211,7 +213,7 @@ async def _resolve(name: str, private: bool, who: str, path: str) -> list[str]:
 async def _get(
     target: httpx.URL, addresses: list[str], tls: ssl.SSLContext, deadline: float
 ) -> AsyncIterator[httpx.Response]:
-    """The head of an answer, from the first of the addresses that takes a connection; closed with everything below it."""
+    """The head of a response, from the first address that accepts a connection; closed with everything below it."""
     import httpx
 
     headers = {
@@ -223,16 +225,16 @@ async def _get(
     }
     async with AsyncExitStack() as opened:
 
-        async def watch(event: str, told: dict[str, Any]) -> None:
-            # A connection that is cancelled while TLS begins is left open by httpcore.
+        async def watch(event: str, info: dict[str, Any]) -> None:
+            # httpcore leaves a connection open that is cancelled while TLS starts.
             if event == "connection.connect_tcp.complete":
-                opened.push_async_callback(told["return_value"].aclose)
+                opened.push_async_callback(info["return_value"].aclose)
 
         for left in range(len(addresses), 0, -1):
             # A transport, since a client would take proxies and passwords from the environment and log whole URLs; and one for
-            # each request, since a kept connection is known by its address, and another name's certificate was checked on it.
+            # each request, since a pooled connection is keyed by its address, and was checked for another name's certificate.
             transport = await opened.enter_async_context(httpx.AsyncHTTPTransport(verify=tls, trust_env=False))
-            # Only connecting has a limit of its own, so that one dead address leaves time for the next.
+            # Only connecting has a limit of its own, so that an unreachable address leaves time for the next.
             limit = max(deadline - asyncio.get_running_loop().time(), 0.001) / left
             request = httpx.Request(
                 "GET",
@@ -252,23 +254,23 @@ async def _get(
 
 
 async def _read(response: httpx.Response, who: str, path: str, settings: Settings) -> bytes:
-    """The body of an answer, counted while it is read."""
+    """The body of a response, counted while it is read."""
     if response.status_code != 200:
-        raise _error(path, f"{who} answers with status {response.status_code}")
+        raise _error(path, f"{who} responded with status {response.status_code}, expected 200")
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        # Few compressed bytes may stand for more than memory holds, and media are compressed as they are.
-        raise _error(path, f"{who} answers in a compressed form that was not asked for")
+        # A few compressed bytes may expand beyond memory, and media are compressed already.
+        raise _error(path, f"{who} responded with a content encoding that was not requested")
     check_bytes(path, int(response.headers.get("content-length", 0)), settings)
     data = io.BytesIO()
     async for piece in response.aiter_raw():
         check_bytes(path, data.tell() + len(piece), settings)
         data.write(piece)
-        await asyncio.sleep(0)  # a thousand chunks of one byte may come in one read, and others wait for the loop
+        await asyncio.sleep(0)  # a thousand chunks of one byte may come in one read; other tasks need the loop
     return data.getvalue()
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """The result of a call that blocks. Not by the loop's own threads, which asyncio.run would wait for."""
+    """The result of a blocking call, not on the loop's own threads, which asyncio.run would wait for."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), call)
 
 
@@ -278,12 +280,12 @@ def _threads() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked child has no threads of its parent
 
 
 @functools.cache
 def _open_tls() -> ssl.SSLContext:
-    """The authorities of certifi, or those of the operator's SSL_CERT_FILE or SSL_CERT_DIR. Takes tens of milliseconds."""
+    """The certificates of certifi, or of the operator's SSL_CERT_FILE or SSL_CERT_DIR. Takes tens of milliseconds."""
     try:
         import httpx
     except ImportError as error:

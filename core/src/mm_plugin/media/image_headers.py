@@ -1,6 +1,6 @@
-"""How large the images within a file claim to be, where a decoder would allocate for them before, or beside, what Pillow tells.
+"""The sizes that the images within a file claim, where a decoder would allocate for them before Pillow reports a size.
 
-Reads a few numbers at known places. What it cannot follow it leaves to the decoders, which refuse it or read nothing from there.
+Reads a few numbers at known places. What it cannot follow is left to the decoders, which refuse it or read nothing from there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.isobmff import boxes
 
 ICO = b"\0\0\1\0"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,13 +27,13 @@ _MOST_UNITS = 65_536
 
 
 def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """(height, width), pixels, of every image within an icon, WebP, JPEG 2000 or AVIF file, as those tell themselves.
+    """(height, width), pixels, of every image within an icon, WebP, JPEG 2000 or AVIF file, as each image's own header says.
 
     Pillow decodes an image of an icon, and makes the canvas of a WebP, as it opens the file; the frames of JPEG 2000 and AVIF have
-    sizes of their own, which their decoders allocate whatever the file's head says.
+    sizes of their own, which their decoders allocate whatever the file's header says.
 
     Raises:
-        MediaError: a JPEG 2000 image of so many tiles that those alone would take much memory, or an AVIF file in more pieces
+        MediaError: a JPEG 2000 image has so many tiles that those alone would take much memory, or an AVIF file has more pieces
             than are followed.
     """
     try:
@@ -45,11 +46,11 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
         elif data[:4] == _J2K:
             yield _codestream(data, 0)
         elif data[:8] == _JP2:
-            for kind, start, _ in _boxes(data, 0, len(data)):
+            for kind, start, _ in boxes(data, 0, len(data)):
                 if kind == b"jp2c":
                     yield _codestream(data, start)
     except (struct.error, IndexError, EOFError):
-        return  # cut off: there is nothing behind it that a decoder could read
+        return  # truncated: there is nothing after it that a decoder could read
 
 
 def _icons(data: bytes) -> Iterator[tuple[int, int]]:
@@ -58,7 +59,7 @@ def _icons(data: bytes) -> Iterator[tuple[int, int]]:
         inside = data[offset : offset + min(size, PNG_HEAD)]
         if inside.startswith(PNG):
             width, height = struct.unpack_from(">II", inside, 16)
-        elif len(inside) >= 12 and inside[0] != 12:  # 12 is a head of OS/2, whose sides are small
+        elif len(inside) >= 12 and inside[0] != 12:  # 12 is a header of OS/2, whose sides are small
             width, height = struct.unpack_from("<ii", inside, 4)
             height = abs(height) // 2  # a mask of the same size lies below the colors
         else:
@@ -67,7 +68,7 @@ def _icons(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _webp(data: bytes) -> Iterator[tuple[int, int]]:
-    """Of the canvas, and of every frame. Source: RFC 9649, sections 2.5 to 2.7."""
+    """Sizes of the canvas and of every frame. Source: RFC 9649, sections 2.5 to 2.7."""
     start = 12
     while start + 8 <= len(data):
         kind, size = data[start : start + 4], int.from_bytes(data[start + 4 : start + 8], "little")
@@ -81,15 +82,15 @@ def _webp(data: bytes) -> Iterator[tuple[int, int]]:
         elif kind == b"VP8 ":
             width, height = struct.unpack_from("<HH", data, body + 6)
             yield height & 0x3FFF, width & 0x3FFF
-        # A frame of an animation is a head of 16 bytes, then chunks of its own.
+        # A frame of an animation is a header of 16 bytes, then chunks of its own.
         start = body + 16 if kind == b"ANMF" else body + size + size % 2
 
 
 def _codestream(data: bytes, start: int) -> tuple[int, int]:
-    """Of a JPEG 2000 codestream. Source: ISO/IEC 15444-1, A.5.1."""
+    """The size of a JPEG 2000 codestream. Source: ISO/IEC 15444-1, A.5.1."""
     right, bottom, left, top, width, height = struct.unpack_from(">6I", data, start + 8)
     if -(-right // max(1, width)) * -(-bottom // max(1, height)) > _MOST_TILES:
-        raise MediaError(f"a JPEG 2000 image of more than {_MOST_TILES} tiles", reason="broken")
+        raise MediaError(f"expected at most {_MOST_TILES} JPEG 2000 tiles, got more", reason="broken")
     return max(0, bottom - top), max(0, right - left)
 
 
@@ -97,9 +98,9 @@ def _codestream(data: bytes, start: int) -> tuple[int, int]:
 
 
 def _avif(data: bytes) -> Iterator[tuple[int, int]]:
-    """Of every AV1 image that is an item of the file, or the first of a track."""
+    """Sizes of every AV1 image that is an item of the file, or the first sample of a track."""
     units = _Budget(_MOST_UNITS)
-    for kind, start, end in _boxes(data, 0, len(data)):
+    for kind, start, end in boxes(data, 0, len(data)):
         if kind == b"meta":
             for item in _items(data, start + 4, end):
                 yield from _av1(item, units)
@@ -109,7 +110,7 @@ def _avif(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 class _Budget:
-    """How much of a file is still followed; more is refused, since a decoder might go on where this stops."""
+    """How much of a file is still followed; more is refused, since a decoder might continue where this stops."""
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -117,26 +118,12 @@ class _Budget:
     def spend(self, amount: int = 1) -> None:
         self._left -= amount
         if self._left < 0:
-            raise MediaError("the AVIF file is in too many pieces", reason="broken")
-
-
-def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of each box's content. Source: ISO/IEC 14496-12, section 4.2."""
-    while start + 8 <= end:
-        size, kind = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8]
-        body = start + 8
-        if size == 1:
-            size, body = int.from_bytes(data[body : body + 8], "big"), body + 8
-        stop = end if size == 0 else min(end, start + size)
-        if stop <= start:
-            return
-        yield kind, body, max(body, stop)
-        start = stop
+            raise MediaError("the AVIF file has too many pieces", reason="broken")
 
 
 def _items(data: bytes, start: int, end: int) -> Iterator[memoryview]:
-    """What each item of the file holds."""
-    inside = {kind: (body, stop) for kind, body, stop in _boxes(data, start, end)}
+    """The data of each item of the file."""
+    inside = {kind: (body, stop) for kind, body, stop in boxes(data, start, end)}
     if b"iloc" not in inside:
         return
     whole, pieces, copied = memoryview(data), _Budget(_MOST_PIECES), _Budget(2 * len(data))
@@ -174,7 +161,7 @@ def _extents(data: bytes, own: int, start: int, end: int, pieces: _Budget) -> It
 
 def _first_samples(data: bytes, start: int, end: int) -> Iterator[memoryview]:
     """The first sample of each track. Source: ISO/IEC 14496-12, sections 8.7.3 and 8.7.5."""
-    inside = list(_boxes(data, start, end))
+    inside = list(boxes(data, start, end))
     table = {kind: body for kind, body, _ in inside}
     for kind, body, stop in inside:
         if kind in (b"trak", b"mdia", b"minf", b"stbl"):
@@ -186,7 +173,7 @@ def _first_samples(data: bytes, start: int, end: int) -> Iterator[memoryview]:
 
 
 def _av1(data: memoryview, units: _Budget) -> Iterator[tuple[int, int]]:
-    """Of every sequence header in an AV1 stream; nothing of what is none. Source: AV1 specification, sections 5.3 and 5.5."""
+    """Sizes of all sequence headers in an AV1 stream; none in other data. Source: AV1 specification, sections 5.3 and 5.5."""
     at = 0
     while at < len(data) and not data[at] & 0x80:
         units.spend()

@@ -1,68 +1,114 @@
-"""What a media input may be at most. Every check comes before what it guards is read, decoded or allocated."""
+"""Limits on media. Every check comes before what it guards is read, decoded or allocated."""
 
 from __future__ import annotations
-
-import sys
 
 from mm_plugin.errors import LimitError, MediaError
 from mm_plugin.settings import Settings
 
 
-def exceeds(path: str, what: str, setting: str, limit: float, value: float) -> LimitError:
-    """The error of a value that is over a setting."""
-    return LimitError(
-        f"{path}: {what}, at most {limit} are accepted",
-        path=path,
-        setting=setting,
-        limit=int(limit),
-        value=int(min(value, sys.maxsize)),
-    )
-
-
 def check_bytes(path: str, size: int, settings: Settings) -> None:
-    """Refuse more encoded bytes than `max_media_bytes`."""
+    """Refuse more encoded bytes than `max_media_bytes`.
+
+    Raises:
+        LimitError: more bytes.
+    """
     limit = settings.max_media_bytes
     if size > limit:
-        raise exceeds(path, f"{size} bytes", "max_media_bytes", limit, size)
+        raise LimitError.exceeded(
+            "bytes", path=path, setting="max_media_bytes", limit=limit, value=size, fix="send a smaller file"
+        )
 
 
 def check_pixels(path: str, height: int, width: int, settings: Settings) -> None:
-    """Refuse an image or frame of no pixels, or of more than a limit allows.
+    """Refuse an image or frame without pixels, or with more than `max_image_pixels`.
 
     Raises:
-        LimitError: more than `max_image_pixels`.
+        LimitError: more pixels.
         MediaError: a side is not positive.
     """
     limit = settings.max_image_pixels
     if height * width > limit:
-        raise exceeds(path, f"{height} x {width} pixels (height x width)", "max_image_pixels", limit, height * width)
+        raise LimitError.exceeded(
+            "pixels",
+            path=path,
+            setting="max_image_pixels",
+            limit=limit,
+            value=height * width,
+            found=f"{height} x {width} (height x width)",
+            fix="send a smaller image",
+        )
     if height < 1 or width < 1:
-        raise MediaError(f"{path}: an image of {height} x {width} pixels has no area", path=path, reason="empty")
+        raise MediaError(f"{path}: expected at least 1 x 1 pixels, got {height} x {width}", path=path, reason="empty")
 
 
 def check_frames(path: str, frames: int, settings: Settings) -> None:
-    """Refuse a video of more frames than `max_video_frames`."""
+    """Refuse a video of more frames than `max_video_frames`.
+
+    Raises:
+        LimitError: more frames.
+    """
     limit = settings.max_video_frames
     if frames > limit:
-        raise exceeds(path, f"{frames} frames", "max_video_frames", limit, frames)
+        raise LimitError.exceeded(
+            "frames", path=path, setting="max_video_frames", limit=limit, value=frames, fix="send a shorter video"
+        )
 
 
 def check_video_seconds(path: str, seconds: float, settings: Settings) -> None:
-    """Refuse a video that is longer than `max_video_seconds`."""
+    """Refuse a video that is longer than `max_video_seconds`.
+
+    Raises:
+        LimitError: it is longer.
+    """
     limit = settings.max_video_seconds
     if seconds > limit:
-        raise exceeds(path, f"{seconds:.3f} seconds", "max_video_seconds", limit, seconds)
+        raise LimitError.exceeded(
+            "seconds", path=path, setting="max_video_seconds", limit=limit, value=seconds, fix="send a shorter video"
+        )
 
 
 def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) -> None:
-    """Refuse an audio input that is longer than `max_audio_seconds`."""
+    """Refuse audio that is longer than `max_audio_seconds`.
+
+    Args:
+        path: where it stands in the request, for messages.
+        samples: of one channel.
+        rate: samples per second.
+        settings: limits.
+
+    Raises:
+        LimitError: it is longer.
+    """
     limit = settings.max_audio_seconds
     if samples > limit * rate:
-        raise exceeds(path, f"{samples / rate:.3f} seconds", "max_audio_seconds", limit, samples / rate)
+        raise LimitError.exceeded(
+            "seconds",
+            path=path,
+            setting="max_audio_seconds",
+            limit=limit,
+            value=samples / rate,
+            fix="send shorter audio",
+        )
 
 
-def check_request_pixels(path: str, pixels: int, settings: Settings) -> None:
-    """Refuse media that have more pixels than `max_request_pixels`, all up to this one together."""
+def check_request_pixels(path: str | None, pixels: int, settings: Settings) -> None:
+    """Refuse media that together have more pixels than `max_request_pixels`.
+
+    Args:
+        path: the media input at which the sum passed the limit; None where all were summed at once.
+        pixels: of all images and sampled frames up to and including this one.
+        settings: limits.
+
+    Raises:
+        LimitError: more pixels.
+    """
     limit = settings.max_request_pixels
     if pixels > limit:
-        raise exceeds(path, f"{pixels} pixels", "max_request_pixels", limit, pixels)
+        raise LimitError.exceeded(
+            "pixels of images and sampled frames in one request",
+            path=path,
+            setting="max_request_pixels",
+            limit=limit,
+            value=pixels,
+            fix="send fewer or smaller media",
+        )

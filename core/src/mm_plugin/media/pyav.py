@@ -1,9 +1,9 @@
-"""What videos and audio inputs share: PyAV's containers opened on untrusted bytes, and its errors as ours. Decodes nothing.
+"""What video and audio share: PyAV's containers opened on untrusted bytes, and its errors as ours. Decodes nothing.
 
 Only well-known formats and codecs are opened: a playlist would name other files, and a rare decoder is an untested one. While a
-container is opened no decoder runs, so whatever its streams claim, nothing of that size is allocated. What FFmpeg itself makes of
-a few bytes is bounded too: `heads` refuses heads that would cost it memory or time at one go, and a video that goes on costing
-time while it is read is told that its file has ended.
+container is opened no decoder runs, so whatever its streams claim, nothing of that size is allocated. What FFmpeg itself allocates
+for a few bytes is bounded too: `container_headers` refuses headers that would cost it memory or time at once, and a file that takes
+too long to read appears to FFmpeg to have ended.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import contextlib
 import io
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.media.container_headers import MOST_PACKETS, check_head, without_tags
+from mm_plugin.media.decoder_errors import decoding
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 _BUFFER = 1 << 15  # bytes that are read at once; after each piece the time is looked at
-# Of one thread's time: an ordinary file is opened in milliseconds, and a packet is read in a few microseconds.
+# CPU time of one thread: an ordinary file is opened in milliseconds, and a packet is read in a few microseconds.
 _OPEN_SECONDS = 1.0
 _PACKET_SECONDS = 5e-5
 # What hostile files make FFmpeg and PyAV raise, beside FFmpegError: some of PyAV's own errors are these too.
@@ -44,7 +46,7 @@ def import_av() -> ModuleType:
 
 
 class _Reader:
-    """The bytes as the file that FFmpeg reads; it ends early once the time allowed is used up."""
+    """The bytes as the file that FFmpeg reads; it ends early once the allowed time is used up."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -61,13 +63,13 @@ class _Reader:
 
 
 class CheckedFile:
-    """An encoded file whose head costs FFmpeg no more than it may, looked through once however often it is opened. Final.
+    """An encoded file whose header is checked for its cost to FFmpeg, once however often it is opened. Final.
 
     Attributes:
         data: of the file, without its ID3 tags.
 
     Raises:
-        MediaError: it promises more packets or tags than any video or audio has.
+        MediaError: its header promises more packets or tags than any video or audio has.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -85,7 +87,7 @@ def open_container(file: CheckedFile, formats: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_packets(file: CheckedFile, formats: str) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """As `open_container`, and every packet of the file, of all its streams; they may cost no more time than packets do."""
+    """As `open_container`, and every packet of all its streams, read within the time that packets take."""
     with _opened(file, formats) as (container, reader):
         yield container, _packets(container, reader)
 
@@ -105,7 +107,7 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
     except (*_DECODE_ERRORS, av.FFmpegError) as error:
         _check_time(reader)
         raise MediaError(
-            "the bytes are no video or audio of a known format, or their head is broken", reason="format"
+            "the bytes are not video or audio of a supported format, or the header is corrupted", reason="format"
         ) from error
     with container:
         _check_time(reader)
@@ -115,7 +117,7 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
 def _packets(container: Any, reader: _Reader) -> Iterator[Any]:
     for count, packet in enumerate(container.demux()):
         if count > MOST_PACKETS:
-            raise MediaError(f"the file has more than {MOST_PACKETS} packets", reason="packets")
+            raise MediaError(f"expected at most {MOST_PACKETS} packets, got more", reason="packets")
         reader.allow(_PACKET_SECONDS)
         yield packet
     _check_time(reader)
@@ -123,19 +125,9 @@ def _packets(container: Any, reader: _Reader) -> Iterator[Any]:
 
 def _check_time(reader: _Reader) -> None:
     if reader.spent:
-        raise MediaError("the file's head takes too long to read", reason="head")
+        raise MediaError("the file's header takes too long to read", reason="head")
 
 
-@contextlib.contextmanager
-def decoding(path: str, what: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into one error that names the media input, without a byte of it."""
-    try:
-        yield
-    except MediaError as error:
-        if error.path is not None:
-            raise
-        raise MediaError(f"{path}: {error.message}", path=path, reason=error.reason) from None
-    except (*_DECODE_ERRORS, import_av().FFmpegError) as error:
-        raise MediaError(
-            f"{path}: the {what} is broken ({type(error).__name__})", path=path, reason="broken"
-        ) from error
+def av_decoding(path: str, what: str) -> AbstractContextManager[None]:
+    """Turn what PyAV raises on corrupted input into a `MediaError`; see `decoder_errors.decoding`."""
+    return decoding(path, what, errors=lambda: (*_DECODE_ERRORS, import_av().FFmpegError))

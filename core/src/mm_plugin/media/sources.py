@@ -1,6 +1,6 @@
 """Where encoded bytes come from: bytes, a file below the media root, `data:`, `file:` and `http(s):` URLs, bare base64.
 
-Knows no format. What is read is never more than `max_media_bytes`.
+Knows no format, and never reads more than `max_media_bytes`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mm_plugin.settings import Settings
 
 _PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
-# Possessive: a long run of spaces must not be tried again from each of its places.
+# Possessive: a long run of spaces must not be matched again from each of its places.
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}+\s*+")
-# The smallest image that anybody encodes has more characters than this, and a path may look like base64.
+# The smallest image has more characters than this in base64, and a short path may look like base64.
 _LEAST_BASE64 = 40
 _LONGEST_PATH = 4096
 
@@ -32,7 +32,7 @@ def is_remote(value: Any) -> bool:
 
 
 def is_encoded(value: Any) -> bool:
-    """Whether it is one of the forms in which an encoded file may come."""
+    """Whether a value is one of the forms in which an encoded file may come."""
     return isinstance(value, bytes | bytearray | memoryview | str | os.PathLike)
 
 
@@ -57,7 +57,9 @@ def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
             check_bytes(path, memoryview(value).nbytes, settings)
             data = value if isinstance(value, bytes) else bytes(value)
         except ValueError as error:
-            raise MediaError(f"{path}: the memory was released before it was read", path=path, reason="type") from error
+            raise MediaError(
+                f"{path}: the memoryview was released before it was read", path=path, reason="type"
+            ) from error
     check_bytes(path, len(data), settings)
     if not data:
         raise MediaError(f"{path}: the file is empty", path=path, reason="empty")
@@ -78,14 +80,14 @@ def _read_text(value: str, path: str, settings: Settings) -> bytes:
     if scheme[0].lower() == "file:":
         return _read_file(_path_of_url(value, path), path, settings)
     raise MediaError(
-        f"{path}: URLs of the kind {scheme[0]} are not read; data:, file:, http: and https: are",
+        f"{path}: unsupported URL scheme {scheme[0]}; supported are data:, file:, http: and https:",
         path=path,
         reason="url",
     )
 
 
 def _read_bare(value: str, path: str, settings: Settings) -> bytes:
-    """A path, or base64 without a prefix. A file that is there counts before text that could be either."""
+    """A path, or base64 without a prefix. An existing file has precedence over text that could be either."""
     looks_encoded = len(value) >= _LEAST_BASE64 and _BASE64.fullmatch(value) is not None
     if not looks_encoded:
         return _read_file(value, path, settings)
@@ -95,7 +97,9 @@ def _read_bare(value: str, path: str, settings: Settings) -> bytes:
         except MediaError:
             pass
     _check_text(value, 4, path, settings)
-    return _decode_base64(value.encode(), path, settings, "the text is no path, and as base64 it is malformed")
+    return _decode_base64(
+        value.encode(), path, settings, "expected a path below media_root or base64, got malformed base64"
+    )
 
 
 def _path_of_url(value: str, path: str) -> str:
@@ -107,7 +111,7 @@ def _path_of_url(value: str, path: str) -> str:
     except ValueError:  # UnicodeDecodeError is one
         local, name = False, ""
     if not local:
-        raise MediaError(f"{path}: a file: URL has the form file:///folder/name", path=path, reason="url")
+        raise MediaError(f"{path}: expected a file: URL of the form file:///folder/name", path=path, reason="url")
     return name
 
 
@@ -115,17 +119,17 @@ def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> 
     """A regular file below the media root, links resolved, no more bytes than the limit."""
     if not settings.media_root:
         raise MediaError(
-            f"{path}: files are not read: no media_root is set (MM_PLUGIN_MEDIA_ROOT)", path=path, reason="path"
+            f"{path}: paths are not read: media_root is empty; set MM_PLUGIN_MEDIA_ROOT", path=path, reason="path"
         )
     try:
         root = Path(settings.media_root).resolve(strict=True)
         file = (root / os.fspath(value)).resolve(strict=True)
         if not file.is_relative_to(root) or not file.is_file():
-            raise MediaError(f"{path}: the path is no file below media_root", path=path, reason="path")
+            raise MediaError(f"{path}: expected a regular file below media_root", path=path, reason="path")
         with file.open("rb") as opened:
-            # One byte more than the limit tells a file that is too large from one that just fits.
+            # One byte above the limit distinguishes a file that is too large from one that just fits.
             data = opened.read(settings.max_media_bytes + 1)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+    except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise MediaError(
             f"{path}: the file cannot be read ({type(error).__name__})", path=path, reason="path"
         ) from error
@@ -137,11 +141,11 @@ def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
     comma = value.find(",")
     if comma < 0:
         raise MediaError(
-            f"{path}: a data: URL has the form data:image/png;base64,... and this one has no comma",
+            f"{path}: expected a data: URL of the form data:image/png;base64,..., got one without a comma",
             path=path,
             reason="url",
         )
-    # Nothing of the text is copied before its length is known to be within reason.
+    # Nothing of the text is copied before its length is checked.
     is_base64 = value[max(0, value.rfind(";", 0, comma)) : comma].strip("; ").lower() == "base64"
     _check_text(value, 4 if is_base64 else 3, path, settings)
     fault = "the data: URL's base64 is malformed"
@@ -153,7 +157,7 @@ def _read_data_url(value: str, path: str, settings: Settings) -> bytes:
 
 
 def _check_text(value: str, characters: int, path: str, settings: Settings) -> None:
-    """Refuse text that is too long before it is copied: a byte takes at most three characters, of base64 four with its escapes."""
+    """Refuse text that is too long before it is copied: a byte takes at most three characters, or four of escaped base64."""
     limit = settings.max_media_bytes
     if len(value) > characters * limit + 1024:
         check_bytes(path, max(len(value) // 4, limit + 1), settings)
@@ -161,7 +165,7 @@ def _check_text(value: str, characters: int, path: str, settings: Settings) -> N
 
 def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> bytes:
     digits = b"".join(text.split())
-    check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the least that so many digits stand for
+    check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the fewest bytes that so many digits encode
     try:
         return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -169,14 +173,14 @@ def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> by
 
 
 def _unescape(text: str) -> bytes:
-    """Percent escapes resolved, piece by piece: the library's own function makes a list of every escape at once."""
+    """Percent escapes resolved, piece by piece: urllib's own function makes one list of all escapes."""
     if "%" not in text:
         return text.encode()
     pieces, start = [], 0
     while start < len(text):
         end = start + _PIECE
         while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
-            end += 1  # not inside an escape; a percent sign is never inside one
+            end += 1  # never split inside an escape
         pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
         start = end
     return b"".join(pieces)

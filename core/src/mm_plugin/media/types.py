@@ -1,7 +1,8 @@
-"""What a media input is, before and after it is decoded: sizes, samplings, wrappers for raw frames and samples. Decodes nothing."""
+"""What describes a media input before and after it is decoded: sizes, samplings, raw frames and samples. Decodes nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -15,21 +16,26 @@ WHITE: Color = (255, 255, 255)
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How large an image is, known without decoding it: pixels, after orientation."""
+    """The size of an image, known without decoding it: pixels, after orientation.
+
+    Attributes:
+        height: pixels.
+        width: pixels.
+    """
 
     height: int
     width: int
 
 
 class VideoSize(msgspec.Struct, frozen=True, eq=False):
-    """How large a video is before its frames are sampled, known without decoding it.
+    """The size of a video before its frames are sampled, known without decoding it.
 
     Attributes:
         height: of a frame, pixels, after rotation.
         width: of a frame, pixels, after rotation.
         frames: in the whole video.
         fps: frames per second, on average.
-        timestamps: [frames] float64, when each frame is shown, seconds from the first; index / fps where None.
+        timestamps: [frames] float64, when each frame is displayed, seconds from the first; index / fps where None.
     """
 
     height: int
@@ -40,12 +46,12 @@ class VideoSize(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def duration(self) -> float:
-        """Seconds, the last frame shown as long as a frame is on average."""
+        """Seconds; the last frame is displayed as long as an average frame."""
         last = (self.frames - 1) / self.fps if self.timestamps is None else float(self.timestamps[-1])
         return last + 1 / self.fps
 
     def times(self, indices: np.ndarray) -> np.ndarray:
-        """When chosen frames are shown, seconds from the first.
+        """When chosen frames are displayed, seconds from the first.
 
         Shape:
             indices [n] int64; returns [n] float64.
@@ -55,12 +61,18 @@ class VideoSize(msgspec.Struct, frozen=True, eq=False):
 
 
 class Sampling(msgspec.Struct, frozen=True, eq=False):
-    """Which frames of a video are used. Whatever comes after the sampling knows of the video's time by this alone.
+    """Which frames of a video are used, and the only source of its times after the sampling.
 
     Attributes:
         indices: [n] int64, never descending; n is at least 1.
-        timestamps: [n] float64, when each is shown, seconds from the video's first frame.
-        fps: how many of the chosen frames there are in a second.
+        timestamps: [n] float64, when each is displayed, seconds from the video's first frame.
+        fps: chosen frames per second.
+
+    Example:
+        >>> size = VideoSize(height=48, width=64, frames=10, fps=5.0)
+        >>> sampling = Sampling.of(size, np.array([0, 5]))
+        >>> sampling.timestamps.tolist(), sampling.fps
+        ([0.0, 1.0], 1.0)
     """
 
     indices: np.ndarray
@@ -69,7 +81,7 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, size: VideoSize, indices: np.ndarray) -> Sampling:
-        """These frames of a video, their times, and their rate as that of the video, thinned.
+        """These frames of a video, with their times and their rate: the video's, reduced by the share of frames that is used.
 
         Shape:
             indices [n] int64.
@@ -77,8 +89,31 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
         return cls(indices, size.times(indices), len(indices) / size.frames * size.fps)
 
 
+def whole(size: VideoSize) -> Sampling:
+    """Every frame of a video: for one whose frames were chosen before it came."""
+    return Sampling.of(size, np.arange(size.frames, dtype=np.int64))
+
+
+def is_sampling(value: Any, frames: int) -> bool:
+    """Whether a value is a `Sampling` of frames of a video with so many, with a finite time for each and a positive rate."""
+    if not isinstance(value, Sampling) or not isinstance(value.fps, int | float) or not 0 < value.fps < math.inf:
+        return False
+    for part, dtype in ((value.indices, np.int64), (value.timestamps, np.float64)):
+        if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
+            return False
+    indices, times = value.indices, value.timestamps
+    inside = indices[0] >= 0 and indices[-1] < frames and not (np.diff(indices) < 0).any()
+    return bool(inside and len(times) == len(indices) and np.isfinite(times).all())
+
+
 class SampledVideo(msgspec.Struct, frozen=True, eq=False):
-    """How large a video is after its frames were sampled; attributes as in `VideoSize` and `Sampling`."""
+    """The size of a video after its frames were sampled; attributes as in `VideoSize` and `Sampling`.
+
+    Example:
+        >>> size = VideoSize(height=48, width=64, frames=10, fps=5.0)
+        >>> SampledVideo.of(size, Sampling.of(size, np.array([0, 5]))).frames
+        2
+    """
 
     height: int
     width: int
@@ -86,14 +121,19 @@ class SampledVideo(msgspec.Struct, frozen=True, eq=False):
     timestamps: np.ndarray
     fps: float
 
+    @classmethod
+    def of(cls, size: VideoSize, chosen: Sampling) -> SampledVideo:
+        """A video with these of its frames chosen."""
+        return cls(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps))
+
     @property
     def frames(self) -> int:
-        """How many frames were chosen."""
+        """Number of chosen frames."""
         return len(self.indices)
 
 
 class AudioSize(msgspec.Struct, frozen=True):
-    """How long an audio input is.
+    """The length of audio.
 
     Attributes:
         num_samples: of one channel.
@@ -109,14 +149,19 @@ class AudioSize(msgspec.Struct, frozen=True):
         return self.num_samples / self.sampling_rate
 
     def at(self, sampling_rate: int) -> AudioSize:
-        """The same audio at another rate: whatever part of a sample is left at its end counts as one."""
+        """The same audio at another rate; a part of a sample at its end counts as one.
+
+        Examples:
+            >>> AudioSize(num_samples=44_101, sampling_rate=44_100).at(16_000)
+            AudioSize(num_samples=16001, sampling_rate=16000)
+        """
         return AudioSize(-(-self.num_samples * sampling_rate // self.sampling_rate), sampling_rate)
 
 
 class Frames(Protocol):
     """The chosen frames of a video, decoded one by one while they are iterated, again each time.
 
-    A frame is [height, width, 3] uint8 RGB, contiguous. One that was chosen twice is given twice, as the same array.
+    A frame is [height, width, 3] uint8 RGB, contiguous. A frame that was chosen twice is yielded twice, as the same array.
     """
 
     def __len__(self) -> int: ...
@@ -124,11 +169,16 @@ class Frames(Protocol):
 
 
 class DecodedImage(msgspec.Struct, frozen=True, eq=False):
-    """An image as `prepare` gets it.
+    """A decoded image, which `prepare` gets.
 
     Attributes:
         size: height and width after orientation, pixels.
         pixels: [height, width, 3] uint8 RGB, contiguous.
+
+    Example:
+        >>> image = DecodedImage(Size(2, 3), np.zeros((2, 3, 3), np.uint8))
+        >>> image.modality.name, image.pixels.shape
+        ('IMAGE', (2, 3, 3))
     """
 
     modality: ClassVar[Modality] = Modality.IMAGE
@@ -137,11 +187,18 @@ class DecodedImage(msgspec.Struct, frozen=True, eq=False):
 
 
 class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
-    """A video as `prepare` gets it.
+    """A video with its frames chosen, which `prepare` gets.
 
     Attributes:
         size: the frames that were chosen.
         frames: those frames, decoded while they are iterated.
+
+    Example:
+        >>> size = VideoSize(height=2, width=3, frames=4, fps=2.0)
+        >>> sampled = SampledVideo.of(size, Sampling.of(size, np.array([0, 2])))
+        >>> video = DecodedVideo(sampled, [np.zeros((2, 3, 3), np.uint8)] * 2)
+        >>> video.modality.name, len(video.frames)
+        ('VIDEO', 2)
     """
 
     modality: ClassVar[Modality] = Modality.VIDEO
@@ -150,11 +207,16 @@ class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
 
 
 class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
-    """Audio as `prepare` gets it.
+    """Decoded audio, which `prepare` gets.
 
     Attributes:
         size: samples and their rate.
         samples: [num_samples] float32, mono, full scale is -1..1.
+
+    Example:
+        >>> audio = DecodedAudio(AudioSize(8, 16_000), np.zeros(8, np.float32))
+        >>> audio.modality.name, audio.size.sampling_rate
+        ('AUDIO', 16000)
     """
 
     modality: ClassVar[Modality] = Modality.AUDIO
@@ -166,14 +228,20 @@ DecodedMedia = DecodedImage | DecodedVideo | DecodedAudio
 
 
 class VideoFrames(msgspec.Struct, frozen=True, eq=False):
-    """A video given as its frames, with what tells their time: exactly one of `fps` and `timestamps`.
+    """A video given as its frames and their times: exactly one of `fps` and `timestamps`.
 
     Attributes:
         frames: a list of images in any form that an image may have, a numpy array [n, height, width, 3] uint8, or a
             torch tensor [n, 3, height, width] uint8.
         fps: frames per second.
-        timestamps: when each frame is shown, seconds, ascending.
-        sampled: whether somebody chose these frames already; they are all used then.
+        timestamps: when each frame is displayed, seconds, ascending.
+        sampled: whether these frames were chosen before; all of them are used then.
+
+    Examples:
+        >>> from mm_plugin.media import probe
+        >>> video = VideoFrames(np.zeros((8, 4, 6, 3), np.uint8), fps=2)
+        >>> probe(video, modality="video").frames
+        8
     """
 
     frames: Any
@@ -183,11 +251,16 @@ class VideoFrames(msgspec.Struct, frozen=True, eq=False):
 
 
 class AudioSamples(msgspec.Struct, frozen=True, eq=False):
-    """An audio input given as its samples.
+    """Audio given as its samples.
 
     Attributes:
         samples: numpy or torch, [num_samples] or [channels, num_samples]; floats with full scale -1..1, or int16.
         sampling_rate: samples per second.
+
+    Examples:
+        >>> from mm_plugin.media import probe
+        >>> probe(AudioSamples(np.zeros(8000, np.float32), 16_000), modality="audio").duration
+        0.5
     """
 
     samples: Any

@@ -1,8 +1,8 @@
 from .joint_output import JointItem, JointOutput
-from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, ProcessesJointly
+from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .model import ModelProcessor
 from .options import BaseOptions, OptionScope
-from .pipeline import Prepared, PreparedItem, Runtime
+from .processor import PreparedItem, Processor
 
 __all__ = [
     "AcceptsAudio",
@@ -13,8 +13,8 @@ __all__ = [
     "JointOutput",
     "ModelProcessor",
     "OptionScope",
-    "Prepared",
     "PreparedItem",
+    "PreparesBatches",
     "ProcessesJointly",
-    "Runtime",
+    "Processor",
 ]

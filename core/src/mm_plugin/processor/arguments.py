@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from mm_plugin.errors import PlaceholderError, UsageError
-from mm_plugin.identity.keys import parse_caller_hash
 from mm_plugin.items import Modality
 
 HashScope = Literal["fingerprinted", "raw"]
@@ -42,7 +41,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
-                raise UsageError(f"{name}={getattr(self, name)!r} is none of {known}", argument=name)
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)
         if self.mm_hash_scope == "raw" and self.salt is not None:
             raise UsageError(
                 "mm_hash_scope='raw' takes a caller's hash as it is, so a salt could not keep tenants apart",
@@ -66,45 +65,12 @@ def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> 
     if not parts:
         return list(given)
     rest = iter(given)
-    marks = sum(part is None for part in parts)
-    if marks != len(given):
+    unfilled = sum(part is None for part in parts)
+    if unfilled != len(given):
         raise PlaceholderError(
-            f"the messages leave {marks} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
+            f"the messages leave {unfilled} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
             path=modality.argument,
-            expected=marks,
+            expected=unfilled,
             found=len(given),
         )
     return [next(rest) if part is None else part for part in parts]
-
-
-def align_hashes(
-    given: Any, counts: Mapping[Modality, int], ignore: Callable[[str, str], None]
-) -> dict[Modality, list[int | None]] | None:
-    """The caller's hashes aligned with the media; None where there are none, or not as many as media."""
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        unknown = set(given) - {modality.argument for modality in Modality}
-        found_parts = {modality: given.get(modality.argument) for modality in Modality}
-        entries = {modality: () if part is None else part for modality, part in found_parts.items()}
-        aligned = not unknown and all(is_list(part) for part in entries.values())
-        aligned = aligned and all(len(part) in (0, counts.get(modality, 0)) for modality, part in entries.items())
-        aligned = aligned and not any(part and modality not in counts for modality, part in entries.items())
-    else:
-        aligned = is_list(given) and len(given) == sum(counts.values())
-        entries = {}
-        if aligned:
-            rest = iter(given)
-            entries = {modality: [next(rest) for _ in range(count)] for modality, count in sorted(counts.items())}
-    if not aligned:
-        ignore("mm_hashes", "they are not aligned with the media")
-        return None
-    found: dict[Modality, list[int | None]] = {}
-    for modality, count in counts.items():
-        found[modality] = [None] * count
-        for index, entry in enumerate(entries.get(modality) or ()):
-            value = parse_caller_hash(entry)
-            if value is None and entry is not None:
-                ignore(f"mm_hashes[{modality.argument}][{index}]", "it is no hexadecimal number")
-            found[modality][index] = value
-    return found

@@ -36,6 +36,15 @@ class JointOutput(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         ids: [N] int64, the expanded prompt.
         items: one for each modality that the request has media of.
+
+    Example:
+        >>> import numpy as np
+        >>> from mm_plugin import Modality
+        >>> ids = np.array([5, 9, 9, 6])
+        >>> images = JointItem(Modality.IMAGE, ids == 9, np.zeros((2, 3), np.float32), {})
+        >>> output = JointOutput(ids, [images])
+        >>> int(output.items[0].is_embed.sum())
+        2
     """
 
     ids: np.ndarray
@@ -56,7 +65,7 @@ def check_joint_output(
         SpanError: it is no `JointOutput` that fits the request and the declaration.
     """
     if not isinstance(found, JointOutput):
-        raise SpanError(f"prepare_jointly returned a {type(found).__name__}; it must return Whole")
+        raise SpanError(f"prepare_jointly returned a {type(found).__name__}; it must return JointOutput")
     ids = found.ids
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise SpanError("prepare_jointly must give ids [N] int64")

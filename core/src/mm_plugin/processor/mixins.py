@@ -14,7 +14,18 @@ Fields = Mapping[str, Any]
 
 
 class AcceptsVideos(ABC):
-    """For processors that take videos. Only the frames that `sample` names are decoded, and only they are told of later."""
+    """For processors that take videos. Only the frames that `sample` names are decoded, and only they are reported later.
+
+    Example:
+        >>> from mm_plugin import Sampling
+        >>> import numpy as np
+        >>> class EverySecondFrame(AcceptsVideos):
+        ...     def sample(self, size, options):
+        ...         return Sampling.of(size, np.arange(0, size.frames, 2))
+        >>> from mm_plugin import VideoSize
+        >>> EverySecondFrame().sample(VideoSize(48, 64, 5, 10.0), None).indices.tolist()
+        [0, 2, 4]
+    """
 
     @abstractmethod
     def sample(self, size: VideoSize, options: Any) -> Sampling:
@@ -30,7 +41,15 @@ class AcceptsVideos(ABC):
 
 
 class AcceptsAudio(ABC):
-    """For processors that take audio."""
+    """For processors that take audio.
+
+    Example:
+        >>> class Listens(AcceptsAudio):
+        ...     def sampling_rate(self, options):
+        ...         return 16_000
+        >>> Listens().sampling_rate(None)
+        16000
+    """
 
     @abstractmethod
     def sampling_rate(self, options: Any) -> int:
@@ -45,6 +64,23 @@ class AcceptsPrecomputed(ABC):
     """For processors that also take media that are prepared already (`ProcessorOutput`, `PrecomputedEmbeddings`).
 
     Everything there comes from a client, so nothing of it is believed.
+
+    Example:
+        >>> from mm_plugin.errors import SizeError
+        >>> class Rows(AcceptsPrecomputed):
+        ...     def feature_name(self, modality):
+        ...         return "pixel_values"
+        ...
+        ...     def check_fields(self, modality, fields):
+        ...         if not 0 < fields["rows"] <= 1024:
+        ...             raise SizeError(f"rows must be from 1 to 1024, got {fields['rows']}")
+        ...         return int(fields["rows"])
+        ...
+        ...     def check_feature(self, modality, feature, fields):
+        ...         if len(feature) != fields["rows"]:
+        ...             raise SizeError(f"expected {fields['rows']} rows, got {len(feature)}")
+        >>> Rows().check_fields(None, {"rows": 7})
+        7
     """
 
     @abstractmethod
@@ -81,6 +117,16 @@ class ProcessesJointly(ABC):
     """For processors some of whose models take a request's media only together, because one changes what becomes of another.
 
     Such a request gives one item for each modality. It is exact, and nothing of it is remembered: no media input has a source key.
+
+    Example:
+        >>> class Mosaic(ProcessesJointly):
+        ...     def is_joint(self):
+        ...         return True
+        ...
+        ...     def prepare_jointly(self, text, media, options, *, rendered):
+        ...         raise NotImplementedError("a JointOutput is shown in its own example")
+        >>> Mosaic().is_joint()
+        True
     """
 
     @abstractmethod
@@ -101,4 +147,25 @@ class ProcessesJointly(ABC):
 
         Raises:
             PlaceholderError: text and media do not fit.
+        """
+
+
+class PreparesBatches(ABC):
+    """For processors that prepare several media inputs in one call, such as on a GPU.
+
+    It is asked for the media inputs of one request that the cache does not have; `prepare` still serves one alone.
+
+    >>> class Batches(PreparesBatches):
+    ...     def prepare_batch(self, decoded, layouts, options):
+    ...         return [media.pixels.mean(axis=(0, 1)) for media in decoded]
+    """
+
+    @abstractmethod
+    def prepare_batch(self, decoded: Sequence[Any], layouts: Sequence[Fields], options: Any) -> Sequence[Any]:
+        """A feature for each media input, equal to what `prepare` gives for it alone.
+
+        Args:
+            decoded: the media inputs, of any mix of modalities.
+            layouts: what `layout` returned for each.
+            options: an `Options`, all resolved.
         """

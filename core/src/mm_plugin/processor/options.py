@@ -29,6 +29,12 @@ class OptionScope(msgspec.Struct, frozen=True):
         modalities: names of the modalities whose outputs it changes; none means all.
         at: the latest moment at which it may be given: `call`, `load` for a switch that is fixed when the model is opened,
             or `checkpoint` for a number that only the checkpoint's own files may set.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> scope = OptionScope.load("image")
+        >>> scope.at, scope.is_about(Modality.IMAGE), scope.is_about(Modality.VIDEO)
+        ('load', True, False)
     """
 
     modalities: tuple[str, ...] = ()
@@ -62,6 +68,13 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         background: RGB levels behind transparent pixels, of images and of frames.
+
+    Example:
+        >>> from typing import Annotated
+        >>> class Options(BaseOptions, frozen=True, kw_only=True):
+        ...     max_pixels: Annotated[int, OptionScope.request("image")] = 1_003_520
+        >>> Options(max_pixels=4096).background
+        (255, 255, 255)
     """
 
     background: typing.Annotated[tuple[Level, Level, Level], OptionScope(("image", "video"))] = WHITE
@@ -120,6 +133,8 @@ def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
 class OptionTable:
     """An author's options for one open model: which there are, what is in force, and what enters a source key. Final.
 
+    An option about modalities of which the spec serves none is unknown.
+
     Args:
         declared: the author's `Options`.
         author: the class that declares them, for messages.
@@ -129,7 +144,7 @@ class OptionTable:
         owner: plugin, distribution and version, for errors.
 
     Attributes:
-        scopes: what each option is about, by name.
+        scopes: what each option is about, by name, of the options that this model has.
         loaded: the options that are in force where a call gives none.
     """
 
@@ -145,7 +160,9 @@ class OptionTable:
         if not (isinstance(declared, type) and issubclass(declared, BaseOptions)):
             raise ProcessorError(f"{author}.Options must be a struct that subclasses BaseOptions", **owner)
         self._declared, self._author, self._name, self._owner = declared, author, spec.name, owner
-        self.scopes = option_scopes(declared)
+        self.scopes = {
+            name: scope for name, scope in option_scopes(declared).items() if any(map(scope.is_about, spec.modalities))
+        }
         self._refuse_unknown(given, ("request", "load"))
         self.loaded = declared.from_checkpoint(checkpoint, spec.modalities, given)
         self._loaded_digests = {modality: self._digest(self.loaded, modality) for modality in spec.modalities}
@@ -174,6 +191,10 @@ class OptionTable:
                 raise UsageError(
                     f"option {name!r} of {self._name} {why}; options here: {', '.join(allowed)}", argument=name
                 )
+
+    def given_at_load(self) -> dict[str, Any]:
+        """The options that are fixed when the model opens, by name; positions may depend on them."""
+        return {name: getattr(self.loaded, name) for name, scope in self.scopes.items() if scope.at == "load"}
 
     def effective(self, options: Any, modality: Modality) -> bytes:
         """Digest of the options that can change this modality's output: these, and no others, enter its source key.

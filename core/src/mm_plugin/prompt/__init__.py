@@ -1,4 +1,4 @@
-"""Text, ids and chat messages -> token ids with slots; client text stays text."""
+"""Text, ids and chat messages -> token ids with slots for media; a client's text stays text."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Chat messages: content parts and their media, as a template reads them."""
+"""Chat messages with content parts -> messages as a chat template reads them, and the media inputs inside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mm_plugin.errors import PlaceholderError, RequestError
 from mm_plugin.items import Modality
 from mm_plugin.media.types import VideoFrames
-from mm_plugin.prompt.masking import cleaned
+from mm_plugin.prompt.masking import checked_text
 
 _PART_TYPES = {
     "image": Modality.IMAGE,
@@ -19,9 +19,7 @@ _PART_TYPES = {
     "audio_url": Modality.AUDIO,
     "input_audio": Modality.AUDIO,
 }
-
-
-_DEEPEST = 64  # levels of nesting in a message
+_MAX_DEPTH = 64  # levels of nesting in a message
 
 
 def is_messages(prompt: Any) -> bool:
@@ -35,48 +33,86 @@ def is_messages(prompt: Any) -> bool:
 
 
 def plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) -> dict[str, Any]:
-    """A message as the template takes it, its media moved into `media`."""
+    """A message as the template takes it, a copy; its media inputs are appended to `media`.
+
+    Args:
+        message: an object with a role, and text or content parts.
+        index: its index in the prompt, for errors.
+        media: by modality, the media inputs so far.
+
+    Raises:
+        PlaceholderError: it has another shape.
+        RequestError: its text is not valid Unicode, or it is nested too deeply.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> from mm_plugin.prompt.messages import plain_message
+        >>> parts = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "What is this?"}]
+        >>> media = {Modality.IMAGE: []}
+        >>> plain_message({"role": "user", "content": parts}, 0, media)
+        {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'What is this?'}]}
+        >>> media
+        {<Modality.IMAGE: 1>: ['a.png']}
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PlaceholderError(f"messages[{index}]: a message is an object with a role", path=f"messages[{index}]")
+        raise PlaceholderError(
+            f"messages[{index}]: expected an object with a text role, got {type(message).__name__}",
+            path=f"messages[{index}]",
+        )
     content = message.get("content")
-    plain = {cleaned(str(name), index): _copied(part, index) for name, part in message.items() if name != "content"}
+    plain = {
+        checked_text(str(name), index): _copied(part, index) for name, part in message.items() if name != "content"
+    }
     if content is None or isinstance(content, str):
-        return plain | {"content": cleaned(content or "", index)}
+        return plain | {"content": checked_text(content or "", index)}
     if not isinstance(content, Sequence):
         raise PlaceholderError(
-            f"messages[{index}].content: expected text or a list of parts", path=f"messages[{index}]"
+            f"messages[{index}].content: expected text or a list of parts, got {type(content).__name__}",
+            path=f"messages[{index}]",
         )
-    parts: list[dict[str, Any]] = []
-    for number, part in enumerate(content):
-        path = f"messages[{index}].content[{number}]"
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": cleaned(part["text"], index)})
-        elif isinstance(kind, str) and kind in _PART_TYPES:
-            modality = _PART_TYPES[kind]
-            value = part.get(kind, part.get(modality.name.lower()))
-            if isinstance(value, Mapping):
-                # `input_audio` has its base64 under `data`.
-                value = value.get("url", value.get("data"))
-                if value is None:
-                    raise PlaceholderError(f"{path}.{kind}: an object there has a url, or data", path=path)
-            if modality is Modality.VIDEO and isinstance(value, list | tuple):
-                value = VideoFrames(value, fps=part.get("fps"), timestamps=part.get("timestamps"))
-            media[modality].append(value)
-            parts.append({"type": modality.name.lower()})
-        else:
-            known = ", ".join(("text", *_PART_TYPES))
-            raise PlaceholderError(f"{path}: a part has one of the types {known}, with its content", path=path)
+    parts = [
+        _plain_part(part, f"messages[{index}].content[{number}]", index, media) for number, part in enumerate(content)
+    ]
     return plain | {"content": parts}
 
 
-def _copied(value: Any, index: int, depth: int = 0) -> Any:
-    if depth > _DEEPEST:
-        raise RequestError(f"messages[{index}]: nested more than {_DEEPEST} deep", path=f"messages[{index}]")
-    if isinstance(value, str):
-        return cleaned(value, index)
+def _plain_part(part: Any, path: str, index: int, media: dict[Modality, list[Any]]) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": checked_text(part["text"], index)}
+    if not isinstance(kind, str) or kind not in _PART_TYPES:
+        known = ", ".join(("text", *_PART_TYPES))
+        raise PlaceholderError(
+            f"{path}: expected a part of type {known}, with its content, got {_described(part)}", path=path
+        )
+    modality = _PART_TYPES[kind]
+    value = part.get(kind, part.get(modality.name.lower()))
     if isinstance(value, Mapping):
-        return {cleaned(str(name), index): _copied(part, index, depth + 1) for name, part in value.items()}
+        # `input_audio` has base64 under `data`.
+        value = value.get("url", value.get("data"))
+        if value is None:
+            raise PlaceholderError(f"{path}.{kind}: expected an object with url or data", path=path)
+    if modality is Modality.VIDEO and isinstance(value, list | tuple):
+        value = VideoFrames(value, fps=part.get("fps"), timestamps=part.get("timestamps"))
+    media[modality].append(value)
+    return {"type": modality.name.lower()}
+
+
+def _copied(value: Any, index: int, depth: int = 0) -> Any:
+    if depth > _MAX_DEPTH:
+        raise RequestError(
+            f"messages[{index}]: must be nested at most {_MAX_DEPTH} levels deep", path=f"messages[{index}]"
+        )
+    if isinstance(value, str):
+        return checked_text(value, index)
+    if isinstance(value, Mapping):
+        return {checked_text(str(name), index): _copied(part, index, depth + 1) for name, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_copied(part, index, depth + 1) for part in value]
     return value
+
+
+def _described(part: Any) -> str:
+    """The type of a part, for an error; its content is not shown."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return f"type {kind[:32]!r}" if isinstance(kind, str) else type(part).__name__

@@ -1,12 +1,8 @@
-"""Text, ids and messages -> token ids with slots. Knows tokenizer and chat template, no model."""
+"""Text, ids and chat messages -> token ids with slots for media. Knows a tokenizer and its chat template, and no model."""
 
 from __future__ import annotations
 
-import json
-import re
-import threading
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,17 +12,20 @@ from mm_plugin.arrays import as_ids
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot, find_slots
-from mm_plugin.prompt.masking import NORMAL_FORMS, SEGMENT_BREAK, Mask
+from mm_plugin.prompt.affixes import PlaceholderAffixes
+from mm_plugin.prompt.encoding import RunEncoder, encode_rendered
+from mm_plugin.prompt.masking import Mask
 from mm_plugin.prompt.messages import is_messages, plain_message
+from mm_plugin.prompt.protected import ProtectedTokens
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
-    """A prompt before expansion.
+    """A prompt before its placeholders are expanded.
 
     Attributes:
         ids: [n] int64.
-        slots: where the media go, in prompt order, with each slot's modality.
-        media: media found inside chat messages, by modality; None for a part that only marks a place.
+        slots: the places of media inputs in prompt order, each with its modality; half-open intervals of `ids`.
+        media: media inputs found inside chat messages, by modality; None for a part that only holds a place.
     """
 
     ids: np.ndarray
@@ -34,29 +33,36 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
     media: dict[Modality, list[Any]]
 
 
-def encode_rendered(tokenizer: Any, text: str) -> np.ndarray:
-    """Ids of what a chat template rendered, each part between two `SEGMENT_BREAK`s for itself.
-
-    Args:
-        tokenizer: as transformers opens it.
-        text: has its special tokens already; a tokenizer that adds one of its own would repeat it.
-
-    Shape:
-        returns [n] int64.
-    """
-    parts = text.split(SEGMENT_BREAK)
-    ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts if part or len(parts) == 1]
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in ids or [[]]])
-
-
 class PromptReader:
-    """Reads prompts for one tokenizer. Final; safe to use from several threads.
+    """Turns prompts into token ids with one tokenizer. Final; safe to use from several threads.
+
+    Special tokens come from the chat template alone: whatever a client typed is encoded as text.
 
     Args:
         tokenizer: as transformers opens it.
         placeholders: by modality, the id of the token that stands for one media input.
-        vocabulary: ids from 0 to this, exclusive, may stand in a prompt; those of the tokenizer where None.
+        vocabulary: number of ids that may occur in a prompt, counted from 0; the tokenizer's where None.
         placeholder_affixes: by modality, text that is written before and after each placeholder; see `ModelSpec`.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> from mm_plugin.prompt import PromptReader
+        >>> class Words:
+        ...     tokens = ["<image>", "what", "is", "this"]
+        ...     def __len__(self):
+        ...         return len(self.tokens)
+        ...     def __call__(self, text):
+        ...         return {"input_ids": [self.tokens.index(word) for word in text.split()]}
+        ...     def get_added_vocab(self):
+        ...         return {"<image>": 0}
+        ...     def convert_ids_to_tokens(self, index):
+        ...         return self.tokens[index]
+        >>> reader = PromptReader(Words(), {Modality.IMAGE: 0})
+        >>> prompt = reader.read("what is <image>")
+        >>> prompt.ids.tolist(), [(slot.start, slot.end) for slot, _ in prompt.slots]
+        ([1, 2, 0], [(2, 3)])
+        >>> reader.read([0, 3]).slots[0][1]
+        <Modality.IMAGE: 1>
     """
 
     def __init__(
@@ -70,222 +76,149 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._placeholders = dict(placeholders)
-        protected = {str(token): int(index) for token, index in tokenizer.get_added_vocab().items()}
-        # A placeholder of the plain vocabulary, known to no list of added tokens, is what a client would forge first.
-        protected |= {str(tokenizer.convert_ids_to_tokens(index)): index for index in self._placeholders.values()}
-        # An unknown token is what ordinary text becomes in some vocabularies: no sign of a forgery.
-        unknown = getattr(tokenizer, "unk_token", None)
-        self._protected = {token: index for token, index in protected.items() if token and token != unknown}
-        self._protected_ids = np.array(sorted(self._protected.values()), dtype=np.int64)
-        self._first_characters = {token[0] for token in self._protected}
-        longest_first = sorted(self._protected, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
-        self._surround = {
-            str(tokenizer.convert_ids_to_tokens(self._placeholders[modality])): texts
-            for modality, texts in (placeholder_affixes or {}).items()
-            if any(texts)
-        }
-        self._run_tokenizer: Any = None
-        self._lock = threading.Lock()
+        self._protected = ProtectedTokens(tokenizer, self._placeholders.values())
+        self._affixes = PlaceholderAffixes(tokenizer, self._placeholders, placeholder_affixes or {})
+        self._runs = RunEncoder(tokenizer, self._protected)
 
     def read(
         self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]] | np.ndarray | Any, *, expanded: bool = False
     ) -> TokenizedPrompt:
-        """Ids and slots of a prompt.
+        """Token ids and slots of a prompt.
 
         Args:
-            prompt: text, token ids, or chat messages in the OpenAI content-part shape.
-            expanded: the ids hold replacements already, so no slots are looked for.
+            prompt: text, token ids, or chat messages with content parts as in the OpenAI API.
+            expanded: the ids hold the tokens of media inputs already, so no slots are searched.
 
         Raises:
-            RequestError: messages that the template refuses, or text that cannot be kept from becoming a special token.
-            UsageError: it is none of the three.
+            RequestError: the chat template rejects the messages, or text cannot be kept from becoming a special token, or an
+                id is outside the vocabulary.
+            UsageError: the prompt is neither text, nor ids, nor messages.
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
-            self._check_text(prompt)
-            ids = self._encode(self._surrounded(prompt))
+            _check_text(prompt)
+            ids = np.asarray(self._tokenizer(self._affixes.add_to_text(prompt))["input_ids"], dtype=np.int64)
         elif is_messages(prompt):
-            messages = [plain_message(message, index, media) for index, message in enumerate(prompt)]
-            ids = self._encode_messages(messages)
+            ids = self._encode_messages(_plain_messages(prompt, media))
         else:
-            ids = as_ids(prompt, what="prompt")
-            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
-                # A sentinel among them would be taken for another request's image by the prefix cache.
-                raise RequestError(f"prompt: token ids must be from 0 to {self._vocabulary - 1}", path="prompt")
+            ids = self._checked_ids(prompt)
             if not expanded:
-                ids = self._surrounded_ids(ids)
-        slots: list[tuple[Slot, Modality]] = []
-        if not expanded:
-            for modality, token in self._placeholders.items():
-                slots += [(slot, modality) for slot in find_slots(ids, token)]
-            slots.sort(key=lambda pair: pair[0].start)
-        return TokenizedPrompt(ids, slots, media)
+                ids = self._affixes.add_to_ids(ids)
+        return TokenizedPrompt(ids, [] if expanded else self._slots(ids), media)
 
     def read_text(self, prompt: Any) -> tuple[str, bool, dict[Modality, list[Any]]]:
-        """A prompt as text, for models that find the places of media by themselves.
+        """A prompt as text, for models that place media inputs themselves.
 
         Args:
-            prompt: text, or chat messages in the OpenAI content-part shape.
+            prompt: text, or chat messages with content parts as in the OpenAI API.
 
         Returns:
-            The text, whether a chat template rendered it, and the media inside the messages.
+            The text, whether a chat template rendered it, and the media inputs inside the messages.
 
         Raises:
-            RequestError: as for `read`, and messages in which a client's text reads as a token of the model.
-            UsageError: it is neither.
+            RequestError: as for `read`, and messages in which a client's text reads as a special token of the model.
+            UsageError: the prompt is neither text nor messages.
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
-            self._check_text(prompt)
+            _check_text(prompt)
             return prompt, False, media
         if not is_messages(prompt):
-            raise UsageError("this model takes text or messages, not token ids", argument="prompt")
-        messages = [plain_message(message, index, media) for index, message in enumerate(prompt)]
+            raise UsageError("prompt: this model takes text or messages, not token ids", argument="prompt")
+        messages = _plain_messages(prompt, media)
         ids, text = self._encode_messages(messages), self._render(messages)
-        if not np.array_equal(ids, self._encode(self._surrounded(text), rendered=True)):
+        if not np.array_equal(ids, encode_rendered(self._tokenizer, self._affixes.add_to_text(text))):
             raise RequestError(
-                "messages: text in them reads as a special token of the model, which takes its prompt as text",
+                "messages: text in them reads as a special token of the model, which takes its prompt as text; remove it",
                 path="messages",
             )
         return text, True, media
 
-    def _check_text(self, prompt: str) -> None:
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise RequestError("prompt: a lone surrogate is not accepted", path="prompt")
+    def is_protected(self, ids: np.ndarray) -> np.ndarray:
+        """Which ids are special tokens, added tokens or placeholders.
 
-    def _surrounded(self, text: str) -> str:
-        """The text with what the model writes around each placeholder."""
-        for token, (before, behind) in self._surround.items():
-            text = text.replace(token, before + token + behind)
-        return text
+        Shape:
+            ids [n] int64, returns [n] bool.
+        """
+        return self._protected.mask(ids)
 
-    def _surrounded_ids(self, ids: np.ndarray) -> np.ndarray:
-        """As `_surrounded`, for ids: there is no text with which a tokenizer could join it."""
-        for token, texts in self._surround.items():
-            before, behind = (self._encode(text, rendered=True) for text in texts)
-            places = np.flatnonzero(ids == self._tokenizer.convert_tokens_to_ids(token))
-            for place in places[::-1]:
-                ids = np.concatenate([ids[:place], before, ids[place : place + 1], behind, ids[place + 1 :]])
+    def affix_tokens(self, modality: Modality) -> int:
+        """Tokens of the text around one placeholder, where the tokenizer does not join it with other text."""
+        return self._affixes.num_tokens(modality)
+
+    def _checked_ids(self, prompt: Any) -> np.ndarray:
+        ids = as_ids(prompt, what="prompt")
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+            # A prefix cache would take a sentinel among them for another request's image.
+            raise RequestError(
+                f"prompt: token ids must be from 0 to {self._vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}",
+                path="prompt",
+            )
         return ids
 
-    def surrounding(self, modality: Modality) -> int:
-        """Tokens of the text around one placeholder, where it stands alone."""
-        token = str(self._tokenizer.convert_ids_to_tokens(self._placeholders[modality]))
-        return sum(len(self._encode(text, rendered=True)) for text in self._surround.get(token, ()))
-
-    def _encode(self, text: str, *, rendered: bool = False) -> np.ndarray:
-        if not rendered:
-            return np.asarray(self._tokenizer(text)["input_ids"], dtype=np.int64)
-        return encode_rendered(self._tokenizer, text)
+    def _slots(self, ids: np.ndarray) -> list[tuple[Slot, Modality]]:
+        slots = [(slot, modality) for modality, token in self._placeholders.items() for slot in find_slots(ids, token)]
+        return sorted(slots, key=lambda pair: pair[0].start)
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
-            # The template is the checkpoint's, the messages are the client's; a template refuses by raising.
+            # The template is the checkpoint's, the messages are the client's; a template rejects messages by raising.
             raise RequestError(
-                f"messages: the chat template refuses them ({type(error).__name__}: {error})", path="messages"
+                f"messages: the chat template rejected them ({type(error).__name__}: {error})", path="messages"
             ) from error
 
     def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Ids of rendered messages in which every special or added token is the template's own.
+        """Ids of rendered messages in which every protected token is the template's own.
 
         The messages are rendered twice, the second time with stand-ins for every character that could begin a protected
-        token in a client's text. What is protected in the second rendering is the template's. Where the first has the same,
-        its ids are the answer, the tokenizer's own by construction. Otherwise the text between the template's tokens is
-        encoded run by run, without any protected token, if that is seen to give the tokenizer's ids for the second rendering.
+        token in a client's text, so the protected tokens of the second rendering are the template's. Where the first has the
+        same, its ids are the answer, the tokenizer's own by construction. Otherwise the text between the template's tokens is
+        encoded run by run, as text only, if that is seen to give the tokenizer's ids for the second rendering.
         """
         text = self._render(messages)
-        if self._split is None:
-            return self._encode(self._surrounded(text), rendered=True)
-        for choose in (self._any_first_character, self._whole_tokens):
-            masked = Mask(choose, self._whole_tokens)
-            try:
-                veiled = self._render([masked.hide(message) for message in messages])
-            except RequestError:  # it takes the messages as they came, so it looks into the text
-                continue
-            if masked.reveal(veiled) == text:
-                break
-        else:
-            raise RequestError("messages: the chat template changes with the special tokens in them", path="messages")
+        if not self._protected:
+            return encode_rendered(self._tokenizer, self._affixes.add_to_text(text))
+        mask, masked = self._mask(messages, text)
         # A stand-in hides a client's placeholder, so that nothing is written around what is only text.
-        text, veiled = self._surrounded(text), self._surrounded(veiled)
-        ids = self._encode(text, rendered=True)
-        if not masked.used:
+        text, masked = self._affixes.add_to_text(text), self._affixes.add_to_text(masked)
+        ids = encode_rendered(self._tokenizer, text)
+        if not mask.used:
             return ids
-        veiled_ids = self._encode(veiled, rendered=True)
-        if np.array_equal(self._only_protected(ids), self._only_protected(veiled_ids)):
+        masked_ids = encode_rendered(self._tokenizer, masked)
+        own = self._protected.select(masked_ids)
+        if np.array_equal(self._protected.select(ids), own):
             return ids
-        if np.array_equal(self._encode_runs(veiled), veiled_ids):
-            ids = self._encode_runs(veiled, reveal=masked.reveal)
-            if np.array_equal(self._only_protected(ids), self._only_protected(veiled_ids)):
+        if np.array_equal(self._runs.encode(masked), masked_ids):
+            ids = self._runs.encode(masked, reveal=mask.reveal)
+            if np.array_equal(self._protected.select(ids), own):
                 return ids
         raise RequestError(
-            "messages: text in them reads as a special token of the model, and this tokenizer cannot encode it as text",
+            "messages: text in them reads as a special token of the model, and this tokenizer cannot encode it as text; "
+            "remove it",
             path="messages",
         )
 
-    def is_protected(self, ids: np.ndarray) -> np.ndarray:
-        """Which ids are special or added tokens.
-
-        Shape:
-            returns [n] bool.
-        """
-        return np.isin(ids, self._protected_ids)
-
-    def _only_protected(self, ids: np.ndarray) -> np.ndarray:
-        kept: np.ndarray = ids[self.is_protected(ids)]
-        return kept
-
-    def _encode_runs(self, text: str, *, reveal: Callable[[str], str] = str) -> np.ndarray:
-        """Ids of text between protected tokens, each run encoded on its own as text and nothing else."""
-        assert self._split is not None
-        tokenizer = self._text_tokenizer()
-        if tokenizer is None:
-            return np.zeros(0, dtype=np.int64)
-        ids: list[int] = []
-        for index, run in enumerate(self._split.split(text)):
-            if index % 2:
-                ids.append(self._protected[run])
+    def _mask(self, messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mask, str]:
+        """A mask of the messages whose rendering differs from the text in the stand-ins alone, and that rendering."""
+        for choose in (self._protected.possible_starts, self._protected.starts):
+            mask = Mask(choose, self._protected.starts)
+            try:
+                masked = self._render([mask.hide(message) for message in messages])
+            except RequestError:  # the template accepts the messages as they came, so it examines their text
                 continue
-            for segment in filter(None, run.split(SEGMENT_BREAK)):
-                ids.extend(tokenizer.encode(reveal(segment), add_special_tokens=False).ids)
-        return np.array(ids, dtype=np.int64)
+            if mask.reveal(masked) == text:
+                return mask, masked
+        raise RequestError(
+            "messages: special tokens in their text change what the chat template writes; remove them", path="messages"
+        )
 
-    def _text_tokenizer(self) -> Any:
-        """A copy that reads every protected token as text. A flag on the shared one would leak into other threads."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            return None
-        with self._lock:
-            if self._run_tokenizer is None:
-                from tokenizers import Tokenizer
 
-                described = json.loads(backend.to_str())
-                for token in described.get("added_tokens") or ():
-                    token["special"] = True
-                copy = Tokenizer.from_str(json.dumps(described))
-                copy.no_padding()
-                copy.no_truncation()
-                copy.encode_special_tokens = True
-                self._run_tokenizer = copy
-            return self._run_tokenizer
+def _check_text(prompt: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise RequestError("prompt: text must not contain lone surrogates; decode it as UTF-8", path="prompt")
 
-    def _any_first_character(self, text: str) -> list[int]:
-        """Indices of characters that could begin a protected token, also after compatibility normalization."""
-        firsts = self._first_characters
-        return [
-            index
-            for index, character in enumerate(text)
-            if character in firsts
-            or (
-                character > "\x7f"
-                and any(unicodedata.normalize(form, character)[:1] in firsts for form in NORMAL_FORMS)
-            )
-        ]
 
-    def _whole_tokens(self, text: str) -> list[int]:
-        """Indices where a whole protected token begins: for templates that look into the text they are given."""
-        assert self._split is not None
-        return [match.start() for match in self._split.finditer(text)]
+def _plain_messages(prompt: Any, media: dict[Modality, list[Any]]) -> list[dict[str, Any]]:
+    return [plain_message(message, index, media) for index, message in enumerate(prompt)]

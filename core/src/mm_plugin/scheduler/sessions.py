@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -122,14 +123,16 @@ def _table(inputs: MultimodalInputs) -> tuple[np.ndarray, int]:
     return inputs.mrope_positions, inputs.mrope_position_delta or 0
 
 
-_MERGED: Mapping[NextTurn, Callable[[_Turn, str], Any]] = {
-    NextTurn.ITEMS: _items,
-    NextTurn.IDS: lambda turn, name: _joined(turn, name, turn.generated),
-    NextTurn.MODALITIES: lambda turn, name: _joined(turn, name, np.zeros_like(turn.generated)),
-    NextTurn.POSITIONS: _positions,
-    NextTurn.DELTA: _delta,
-    NextTurn.SUM: lambda turn, name: sum(turn.both(name)),
-    NextTurn.LATEST: lambda turn, name: getattr(turn.after, name),
-}
+_MERGED: Mapping[NextTurn, Callable[[_Turn, str], Any]] = MappingProxyType(
+    {
+        NextTurn.ITEMS: _items,
+        NextTurn.IDS: lambda turn, name: _joined(turn, name, turn.generated),
+        NextTurn.MODALITIES: lambda turn, name: _joined(turn, name, np.zeros_like(turn.generated)),
+        NextTurn.POSITIONS: _positions,
+        NextTurn.DELTA: _delta,
+        NextTurn.SUM: lambda turn, name: sum(turn.both(name)),
+        NextTurn.LATEST: lambda turn, name: getattr(turn.after, name),
+    }
+)
 
 turn_rules(MultimodalInputs)  # a field without a rule is an error at import, not a value that a session loses

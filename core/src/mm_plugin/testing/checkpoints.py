@@ -62,17 +62,17 @@ def fill_weights(
     for name, tensor in state.items():
         own = next((spread for part, spread in (spreads or {}).items() if part in name), None)
         if own is not None:
-            spread, centre = own, 0.0
+            spread, center = own, 0.0
         elif name.endswith(".bias"):
-            spread, centre = 0.1, 0.0
+            spread, center = 0.1, 0.0
         elif "norm" in name or "ln_q" in name:
-            spread, centre = 0.1, 1.0
+            spread, center = 0.1, 1.0
         elif "embed_tokens" in name:
-            spread, centre = 1.0, 0.0
+            spread, center = 1.0, 0.0
         else:
-            spread, centre = math.sqrt(3 / math.prod(tensor.shape[1:])), 0.0
+            spread, center = math.sqrt(3 / math.prod(tensor.shape[1:])), 0.0
         random = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()) ^ seed)).random(tensor.numel())
-        values = ((random * 2 - 1) * spread + centre).astype(np.float32)
+        values = ((random * 2 - 1) * spread + center).astype(np.float32)
         filled[name] = torch.from_numpy(values.reshape(tuple(tensor.shape)))
     return filled
 

@@ -27,6 +27,22 @@ class CallCounter:
     Attributes:
         calls: for each call, the number of items.
         seen: (identity, rows) of every item, in order.
+
+    Example:
+        >>> from mm_plugin import Encoder, EncodesImages
+        >>> class Rows(Encoder, EncodesImages):
+        ...     @classmethod
+        ...     def load(cls, checkpoint, device, dtype):
+        ...         return cls()
+        ...
+        ...     def get_image_feature(self, items):
+        ...         return [item.feature for item in items]
+        >>> counter = CallCounter(Rows())
+        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature="rows")
+        >>> counter.as_mapping()[Modality.IMAGE]([item])
+        ['rows']
+        >>> counter.calls
+        [1]
     """
 
     def __init__(self, encoder: Encoder) -> None:

@@ -16,7 +16,7 @@ from mm_plugin.items import Modality
 from mm_plugin.processor.options import option_scopes
 
 if TYPE_CHECKING:
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
 class OptionTrial(msgspec.Struct, frozen=True):
@@ -28,6 +28,12 @@ class OptionTrial(msgspec.Struct, frozen=True):
         modality: of the media input.
         changed: whether fields, replacement or feature became others.
         new_key: whether the source key became another.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> trial = OptionTrial("max_pixels", 4096, Modality.IMAGE, changed=True, new_key=True)
+        >>> trial.new_key or not trial.changed  # what changes the output must change the source key
+        True
     """
 
     option: str
@@ -38,7 +44,7 @@ class OptionTrial(msgspec.Struct, frozen=True):
 
 
 def sweep_options(
-    open_processor: Callable[..., ModelProcessor],
+    open_processor: Callable[..., Processor],
     media: Mapping[Modality, Any],
     *,
     values: Mapping[str, Sequence[Any]] | None = None,
@@ -60,10 +66,10 @@ def sweep_options(
     """
     usual = open_processor()
     before = {modality: _try(usual, modality, media_input, {}) for modality, media_input in media.items()}
-    kinds = {field.name: field.type for field in _struct_info(type(usual).Options).fields}
+    kinds = {field.name: field.type for field in _struct_info(type(usual.model).Options).fields}
     trials: list[OptionTrial] = []
-    for option, scope in option_scopes(type(usual).Options).items():
-        if scope.at == "checkpoint":
+    for option, scope in option_scopes(type(usual.model).Options).items():
+        if scope.at == "checkpoint" or not any(map(scope.is_about, usual.spec.modalities)):
             continue
         current = getattr(usual.options, option)
         tried = 0
@@ -81,10 +87,14 @@ def sweep_options(
                 changed, new_key = old_content != content, old_key != key
                 about = not scope.modalities or modality.name.lower() in scope.modalities
                 trials.append(OptionTrial(option, value, modality, changed, new_key))
-                told = f"{option}={value!r} on {modality.argument}"
-                assert about or not changed, f"{told} changes the output, and For says that it is not about them"
-                assert about or not new_key, f"{told} changes the source key, and For says that it is not about them"
-                assert new_key or not changed, f"{told} changes the output and not the source key"
+                reported = f"{option}={value!r} on {modality.argument}"
+                assert about or not changed, (
+                    f"{reported} changes the output, and its OptionScope says that it is not about them"
+                )
+                assert about or not new_key, (
+                    f"{reported} changes the source key, and its OptionScope says that it is not about them"
+                )
+                assert new_key or not changed, f"{reported} changes the output and not the source key"
         assert tried, f"no other value of {option} was accepted; pass some in `values`"
     return trials
 
@@ -113,7 +123,7 @@ def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
 
 
 def _try(
-    processor: ModelProcessor, modality: Modality, media_input: Any, options: Mapping[str, Any]
+    processor: Processor, modality: Modality, media_input: Any, options: Mapping[str, Any]
 ) -> tuple[bytes | None, bytes]:
     """Source key, and a digest of all that the plugin makes of a media input.
 

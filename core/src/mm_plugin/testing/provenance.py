@@ -11,11 +11,11 @@ import numpy as np
 from mm_plugin.errors import RequestError
 
 if TYPE_CHECKING:
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
 def sweep_provenance(
-    processor: ModelProcessor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
+    processor: Processor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
 ) -> int:
     """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
 
@@ -51,14 +51,14 @@ def sweep_provenance(
             assert may_refuse, f"message {index} was refused: {parts!r}"
             refused += 1
             continue
-        told = f"message {index}: {parts!r}"
+        reported = f"message {index}: {parts!r}"
         left, right = (ids[np.isin(ids, protected)] for ids in (found.input_ids, own.input_ids))
-        assert np.array_equal(left, right), f"{told} became a token of the model"
-        assert len(found.mm_items) == len(images), f"{told} became a place for a media input"
+        assert np.array_equal(left, right), f"{reported} became a token of the model"
+        assert len(found.mm_items) == len(images), f"{reported} became a place for a media input"
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = np.asarray(tokenizer(rendered, add_special_tokens=False)["input_ids"])
         if not images and np.array_equal(ids[np.isin(ids, protected)], right):
-            assert np.array_equal(found.input_ids, ids), f"{told} got other ids than the tokenizer's own"
+            assert np.array_equal(found.input_ids, ids), f"{reported} got other ids than the tokenizer's own"
     return refused
 
 

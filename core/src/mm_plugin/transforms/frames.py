@@ -53,7 +53,7 @@ def sample_frames(
             f"{total} frames at {rate} per second cannot be sampled at {fps} per second, or by {num_frames}"
         )
     if min_frames < 1 or most < 1:
-        raise SizeError(f"from {min_frames} to {max_frames} frames there is no multiple of {multiple}")
+        raise SizeError(f"expected a multiple of {multiple} between {min_frames} and {max_frames} frames, found none")
     if total < multiple:
         return np.arange(total, dtype=np.int64)
     most = min(most, total // multiple * multiple)

@@ -1,4 +1,4 @@
-"""Images and video frames cut into patches in merge order, and the rows that a patch grid stands for."""
+"""Images and video frames cut into patches in merge order, and the embeddings that a patch grid stands for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def patchify(pixels: np.ndarray, *, patch_size: int, merge_size: int) -> np.ndar
         returns [n_patches, 3, patch_size * patch_size] uint8; patches in the order merged row, merged column, row, column.
 
     Raises:
-        SizeError: a side is no multiple.
+        SizeError: a side is not a multiple of the block.
     """
     height, width = pixels.shape[:2]
     block = patch_size * merge_size
     if height % block or width % block:
-        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+        raise SizeError(f"height and width must be multiples of {block} pixels, got {height} x {width}")
     cut = pixels.reshape(
         height // block, merge_size, patch_size, width // block, merge_size, patch_size, 3
     )  # [rows, m, p, columns, m, p, 3]
@@ -66,11 +66,11 @@ def patchify_frames(
         order time, merged row, merged column, row, column.
 
     Raises:
-        SizeError: there are not `count` frames, or a side is no multiple.
+        SizeError: there are not `count` frames, or a side is not a multiple of the block.
     """
     block, steps = patch_size * merge_size, -(-count // temporal_patch_size)
     if height % block or width % block:
-        raise SizeError(f"{height} x {width} pixels (height x width) is no multiple of {block}")
+        raise SizeError(f"height and width must be multiples of {block} pixels, got {height} x {width}")
     down, across = height // block, width // block
     out = np.empty(
         (steps, down, across, merge_size, merge_size, 3, temporal_patch_size, patch_size, patch_size), dtype=np.uint8
@@ -80,7 +80,7 @@ def patchify_frames(
     cut = np.empty(0, dtype=np.uint8)
     for frame in frames:
         if done == count:
-            raise SizeError(f"more frames than the {count} that were promised")
+            raise SizeError(f"expected {count} frames, got more")
         if frame is not last:
             # Channel after channel first: the pixels of a patch's row then lie together, and are copied once, to their place.
             planar = _planar(frame, height, width, rule)
@@ -89,7 +89,7 @@ def patchify_frames(
         out[done // temporal_patch_size, :, :, :, :, :, done % temporal_patch_size] = cut
         done += 1
     if done < count or last is None:
-        raise SizeError(f"{done} frames, {count} were promised")
+        raise SizeError(f"expected {count} frames, got {done}")
     for place in range(done, steps * temporal_patch_size):
         out[place // temporal_patch_size, :, :, :, :, :, place % temporal_patch_size] = cut
     return out.reshape(-1, 3, temporal_patch_size * patch_size**2)
@@ -104,7 +104,7 @@ def _planar(pixels: np.ndarray, height: int, width: int, rule: ResizeRule) -> np
 
 
 def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> int:
-    """How many merged tokens a grid of patches stands for, if it is one.
+    """How many merged tokens a grid of patches stands for, if it is valid.
 
     Args:
         grid: what should be [1, 3] int64: frames or temporal patches, rows and columns, in patches.
@@ -116,12 +116,12 @@ def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> i
         SizeError: another shape, no area, or no whole merged tokens.
     """
     if grid.shape != (1, 3) or grid.dtype != np.int64:
-        raise SizeError(f"{name} must be [1, 3] whole numbers, got {list(grid.shape)} {grid.dtype}")
+        raise SizeError(f"{name} must be [1, 3] integers, got {list(grid.shape)} {grid.dtype}")
     frames, rows, columns = grid[0].tolist()
     if min(frames, rows, columns) < 1 or (still and frames != 1) or rows % merge_size or columns % merge_size:
         kind = "image" if still else "video"
         raise SizeError(
-            f"{name} {frames} x {rows} x {columns} is no {kind} of whole {merge_size} x {merge_size} blocks"
+            f"{name} {frames} x {rows} x {columns} is not a valid {kind} of {merge_size} x {merge_size} blocks"
         )
     return int(frames * rows * columns // merge_size**2)
 
@@ -148,4 +148,4 @@ def check_patches(
     frames = 1 if compact and still else temporal_patch_size
     shape = (n_patches, 3, frames * area) if compact else (n_patches, 3 * frames * area)
     if tuple(feature.shape) != shape or not (compact or "float" in dtype):
-        raise SizeError(f"{name} are {list(feature.shape)} {dtype}, the grid stands for {list(shape)}")
+        raise SizeError(f"{name} must be {list(shape)} for this grid, got {list(feature.shape)} {dtype}")

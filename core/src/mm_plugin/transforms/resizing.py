@@ -46,14 +46,12 @@ def smart_resize(
     Source: transformers@5.24 Qwen2VLImageProcessor; numbers of the released Qwen2-VL training code, where they agree.
     """
     if height < 1 or width < 1:
-        raise SizeError(f"an image of {height} x {width} pixels (height x width) has no area")
+        raise SizeError(f"height and width must be at least 1 pixel, got {height} x {width}")
     if not 1 <= min_pixels <= max_pixels:
-        raise SizeError(f"the pixel budget from {min_pixels} to {max_pixels} is empty")
+        raise SizeError(f"min_pixels must not exceed max_pixels, got {min_pixels} and {max_pixels}")
     ratio = max(height, width) / min(height, width)
     if ratio > max_ratio:
-        raise SizeError(
-            f"{height} x {width} pixels (height x width) is a ratio of {ratio:.1f}, at most {max_ratio} is accepted"
-        )
+        raise SizeError(f"expected an aspect ratio of at most {max_ratio}, got {ratio:.1f} ({height} x {width} pixels)")
     # Python's round (half to even) is part of the rule: 14 and 42 pixels at factor 28 round to 0 and 56.
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     area = height * width

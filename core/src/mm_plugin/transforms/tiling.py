@@ -58,7 +58,7 @@ def contained_size(height: int, width: int, *, box_height: int, box_width: int) 
 def letterbox(
     pixels: np.ndarray, sizes: Sequence[tuple[int, int]], *, color: tuple[int, int, int], rule: ResizeRule
 ) -> list[np.ndarray]:
-    """An image resized into each of several boxes, centred, the rest of a box in one color.
+    """An image resized into each of several boxes, centered, the rest of a box in one color.
 
     Under the rule `pillow` it equals `PIL.ImageOps.pad` with the bicubic filter, bit for bit. An image so thin that nothing of it
     is left in a box leaves that box empty, as it does there.
@@ -104,7 +104,7 @@ def cut_tiles(pixels: np.ndarray, out: np.ndarray) -> None:
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
     if pixels.shape[:2] != (rows * side, columns * side) or len(out) != rows * columns:
         raise SizeError(
-            f"{pixels.shape[0]} x {pixels.shape[1]} pixels (height x width) is not {len(out)} tiles of {side} pixels"
+            f"expected {len(out)} tiles of {side} pixels, got {pixels.shape[0]} x {pixels.shape[1]} pixels (height x width)"
         )
     cut = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
     out.reshape(rows, columns, side, side, 3)[...] = cut

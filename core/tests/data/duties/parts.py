@@ -30,7 +30,7 @@ def digest_elsewhere(tensors):
 
 
 class Shelf(MemoryStore):
-    """A store of the plugin's own, which is told of what it keeps."""
+    """A store of the plugin's own, which records what it keeps."""
 
     def __init__(self, capacity_bytes):
         super().__init__(capacity_bytes)
@@ -74,7 +74,7 @@ class Model(Encoder, EncodesImages):
 
 
 def embed(text_embeds, plan, embeddings, input_ids):
-    """Rows are added to the placeholder's embedding; which tokens are an image's is told beside."""
+    """Rows are added to the placeholder's embedding; which tokens belong to an image is returned beside."""
     types = torch.zeros(plan.total, dtype=torch.int64)
     for piece, encoded in zip(plan.pieces, embeddings, strict=True):
         text_embeds[piece.out_start : piece.out_end] += encoded.embeddings

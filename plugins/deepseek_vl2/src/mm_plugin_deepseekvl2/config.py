@@ -35,7 +35,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         if self.image_size < self.patch_size:
             raise ValueError(f"image_size {self.image_size} is less than patch_size {self.patch_size}")
 

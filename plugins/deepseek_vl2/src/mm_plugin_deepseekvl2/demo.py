@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from mm_plugin import ModelProcessor, MultimodalDataItem
+from mm_plugin import MultimodalDataItem, Processor
 from mm_plugin.demo import Demo, DrawsViews, Reference, RowBoxes, View
 from mm_plugin_deepseekvl2.testing import language_config, make_checkpoint
 
@@ -85,7 +85,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             logits: torch.Tensor = model.language(inputs_embeds=input_embeds[None]).logits[0]
         return logits
 
-    def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
+    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
         """See `Demo`: of the tiles put together; rows of the thumbnail, newlines and the separator lie nowhere in them."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side = processor.options.image_size
@@ -97,7 +97,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         )
         return RowBoxes(rows * side, columns * side, boxes)
 
-    def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
+    def views(self, processor: Processor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
         """See `DrawsViews`: the thumbnail, the tiles on the image, and the order of the tokens."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side, tokens = processor.options.image_size, processor.options.tile_side
@@ -128,7 +128,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         ]
 
 
-def _tile_boxes(processor: ModelProcessor) -> tuple[Box, ...]:
+def _tile_boxes(processor: Processor) -> tuple[Box, ...]:
     """The square of a tile for which each of its rows stands; the last of a line are cut by the tile's edge."""
     options = processor.options
     step, side = options.patch_size * options.downsample_ratio, options.image_size

@@ -179,7 +179,7 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         columns, rows = crop[0].tolist()
         size = (columns * options.image_size, rows * options.image_size)
         if (columns, rows) != (1, 1) and size not in options.candidate_resolutions:
-            raise SizeError(f"images_spatial_crop {columns} x {rows} is none of the model's resolutions")
+            raise SizeError(f"images_spatial_crop {columns} x {rows} is not one of the model's resolutions")
         return self._num_rows(rows, columns)
 
     def check_feature(self, modality: Modality, feature: Any, fields: Mapping[str, Any]) -> None:

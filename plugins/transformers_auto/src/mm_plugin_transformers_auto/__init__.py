@@ -1,3 +1,3 @@
-"""The fallback of mm-plugin: what no plugin claims, through transformers' own processors and encoders."""
+"""The fallback of mm-plugin: models that no other plugin claims, through transformers' own processors and encoders."""
 
 __version__ = "0.1.0"

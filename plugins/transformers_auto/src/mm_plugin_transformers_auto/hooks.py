@@ -7,7 +7,7 @@ from mm_plugin import ModelSpec, hookimpl
 
 @hookimpl
 def mm_register_models() -> ModelSpec:
-    """Whatever transformers can process; what that is, each checkpoint tells."""
+    """One declaration for every model that transformers can process; what it takes depends on the checkpoint."""
     return ModelSpec(
         name="transformers_auto",
         output_version=1,
@@ -15,7 +15,7 @@ def mm_register_models() -> ModelSpec:
         placeholders={},
         fields={},
         padding="offsets",
-        processor="mm_plugin_transformers_auto.processor:ImagesProcessor",
+        processor="mm_plugin_transformers_auto.processor:TransformersProcessor",
         encoder="mm_plugin_transformers_auto.encoder:TransformersEncoder",
-        specialize="mm_plugin_transformers_auto.learning:specialize",
+        specialize="mm_plugin_transformers_auto.specialize:specialize",
     )

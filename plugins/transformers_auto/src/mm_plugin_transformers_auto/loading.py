@@ -19,7 +19,7 @@ _CODE_FILES = ("config.json", "processor_config.json", "preprocessor_config.json
 
 
 class Opened(msgspec.Struct, frozen=True, eq=False):
-    """What transformers opens of a checkpoint without its weights.
+    """A checkpoint as transformers opens it, without its weights.
 
     Attributes:
         config: transformers' config.
@@ -32,13 +32,16 @@ class Opened(msgspec.Struct, frozen=True, eq=False):
     processor: Any
 
     @property
-    def author(self) -> str:
+    def label(self) -> str:
         """The processor's class and version, for messages."""
         return f"{type(self.processor).__name__} (transformers {transformers.__version__})"
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> Opened:
     """Open config, model class and processor.
+
+    Args:
+        checkpoint: the checkpoint.
 
     Raises:
         UsageError: transformers cannot open it; the message says what is missing.
@@ -48,10 +51,13 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
 
 
 def open_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """The config of a checkpoint as transformers reads it.
+    """Open a checkpoint's config.
+
+    Args:
+        checkpoint: the checkpoint.
 
     Raises:
-        UsageError: transformers does not know it, or cannot read it.
+        UsageError: transformers does not know its type, or cannot read it.
     """
     try:
         return AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
@@ -60,10 +66,14 @@ def open_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The model class: the first architecture that transformers has, or the one for the config's type.
+    """The first of the config's architectures that transformers has, or its class for the config's type.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: its config.
 
     Raises:
-        UsageError: transformers has none.
+        UsageError: transformers has no such class.
     """
     named = checkpoint.config.get("architectures") or ()
     for name in (*named, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)):
@@ -81,7 +91,8 @@ def _open_processor(checkpoint: Checkpoint) -> Any:
         raise _refusal(checkpoint, "processor", error) from error
     if getattr(processor, "tokenizer", None) is None:
         raise UsageError(
-            f"{checkpoint.folder}: AutoProcessor gives a {type(processor).__name__}, which prepares no prompt with media",
+            f"{checkpoint.folder}: expected a processor of prompts with media, AutoProcessor returned a "
+            f"{type(processor).__name__}",
             argument="checkpoint",
         )
     return processor
@@ -90,29 +101,36 @@ def _open_processor(checkpoint: Checkpoint) -> Any:
 def _refusal(checkpoint: Checkpoint, what: str, error: Exception) -> UsageError:
     """One sentence for whatever transformers raised."""
     said = " ".join(str(error).split())
-    needs = re.search(r"(\w+) requires the (\w+) library", said)
-    if needs is not None or isinstance(error, ModuleNotFoundError):
-        cls, package = needs.groups() if needs is not None else (what, str(getattr(error, "name", "")))
-        package = package.lower()
-        if not package or importlib.util.find_spec(package) is None:
-            return UsageError(
-                f"{checkpoint.folder}: {cls} needs {package}, which is not installed; pip install {package}",
-                argument="checkpoint",
-            )
-    code = remote_code(checkpoint.folder)
-    if code:
-        return UsageError(
-            f"{checkpoint.folder}: its {what} comes with code of its own ({code[0]}), which needs trust_remote_code; this "
-            f"plugin never runs such code. transformers itself says: {said[:200]}",
-            argument="checkpoint",
+    missing = _missing_package(what, said, error)
+    if missing is not None:
+        cls, package = missing
+        message = f"its {what} cannot be opened: {cls} needs {package}, which is not installed; pip install {package}"
+    elif code := remote_code(checkpoint.folder):
+        message = (
+            f"its {what} comes with code of its own ({code[0]}), which needs trust_remote_code; this plugin never runs such "
+            f"code. transformers itself says: {said[:200]}"
         )
-    return UsageError(
-        f"{checkpoint.folder}: its {what} cannot be opened: {type(error).__name__}: {said[:400]}", argument="checkpoint"
-    )
+    else:
+        message = f"its {what} cannot be opened: {type(error).__name__}: {said[:400]}"
+    return UsageError(f"{checkpoint.folder}: {message}", argument="checkpoint")
+
+
+def _missing_package(what: str, said: str, error: Exception) -> tuple[str, str] | None:
+    """What needs a package that is not installed, and the package; None if the error has another cause."""
+    needs = re.search(r"(\w+) requires the (\w+) library", said)
+    if needs is None and not isinstance(error, ModuleNotFoundError):
+        return None
+    cls, package = needs.groups() if needs is not None else (what, str(getattr(error, "name", "")))
+    package = package.lower()
+    return (cls, package) if not package or importlib.util.find_spec(package) is None else None
 
 
 def remote_code(folder: Path) -> list[str]:
-    """Code that a checkpoint brings along, as `file: module.Class`."""
+    """The code that a checkpoint brings along, as `file: module.Class`.
+
+    Args:
+        folder: the checkpoint's folder.
+    """
     found: list[str] = []
     for name in _CODE_FILES:
         try:

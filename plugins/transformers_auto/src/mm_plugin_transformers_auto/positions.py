@@ -1,4 +1,4 @@
-"""M-RoPE positions by the model's own rule. Unlike a plugin's, this needs torch and transformers: the rule is the model class's."""
+"""M-RoPE positions by the model's own rule, which is in transformers: unlike those of other plugins, this module needs torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from mm_plugin import Modality, RequestError, UsageError
 from mm_plugin.items import MultimodalDataItem
 
 _TOKENS = {Modality.IMAGE: "image_token_id", Modality.VIDEO: "video_token_id", Modality.AUDIO: "audio_token_id"}
+
+
+def has_mrope(config: Any) -> bool:
+    """Whether positions have three axes, according to any part of a config.
+
+    Args:
+        config: a transformers config, or JSON.
+    """
+    if isinstance(config, Mapping):
+        return "mrope_section" in config or any(map(has_mrope, config.values()))
+    if isinstance(config, list | tuple):
+        return any(map(has_mrope, config))
+    return hasattr(config, "to_dict") and has_mrope(config.to_dict())
 
 
 def positions(
@@ -41,16 +54,8 @@ def positions(
     import torch
 
     owner, settings = _rule(json.dumps(dict(config), sort_keys=True))
-    ids = torch.zeros(1, seq, dtype=torch.long)
-    marks = torch.zeros(1, seq, dtype=torch.int)
-    start = getattr(settings, "vision_start_token_id", None)
-    for item in items:
-        for first, last in item.offsets:
-            ids[0, first : last + 1] = int(getattr(settings, _TOKENS[item.modality]))
-            marks[0, first : last + 1] = int(item.modality)
-            if first and start is not None and not marks[0, first - 1]:
-                ids[0, first - 1] = start
-    known = {"input_ids": ids, "mm_token_type_ids": marks, "attention_mask": torch.ones_like(ids)}
+    ids, token_types = _rule_inputs(items, seq, settings)
+    known = {"input_ids": ids, "mm_token_type_ids": token_types, "attention_mask": torch.ones_like(ids)}
     arguments: dict[str, Any] = {}
     for name in inspect.signature(owner.get_rope_index).parameters:
         given = [np.asarray(item.get(name)) for item in items if item.get(name) is not None]
@@ -61,19 +66,35 @@ def positions(
     try:
         found, delta = owner.get_rope_index(**arguments)
     except Exception as error:
-        # The whole model would raise it on this prompt too: the rule cannot tell media apart that touch, for one.
+        # The model itself would raise on this prompt too: the rule cannot separate touching media, for example.
         raise RequestError(
-            f"prompt: the positions of {type(owner).__name__} cannot be told for it ({type(error).__name__}); put text or start "
-            "and end tokens between its media",
+            f"prompt: {type(owner).__name__} cannot compute positions for it ({type(error).__name__}); put text, or start and "
+            "end tokens, between its media inputs",
             path="prompt",
         ) from error
     result: np.ndarray = found[:, 0].numpy().astype(np.int64)
     return result, int(delta.reshape(-1)[0])
 
 
+def _rule_inputs(items: Sequence[MultimodalDataItem], seq: int, settings: Any) -> tuple[Any, Any]:
+    """Ids of a prompt as far as the rule reads them, and the modality of each token, both [1, seq]."""
+    import torch
+
+    ids = torch.zeros(1, seq, dtype=torch.long)
+    token_types = torch.zeros(1, seq, dtype=torch.int)
+    start = getattr(settings, "vision_start_token_id", None)
+    for item in items:
+        for first, last in item.offsets:
+            ids[0, first : last + 1] = int(getattr(settings, _TOKENS[item.modality]))
+            token_types[0, first : last + 1] = int(item.modality)
+            if first and start is not None and not token_types[0, first - 1]:
+                ids[0, first - 1] = start
+    return ids, token_types
+
+
 @functools.lru_cache(maxsize=16)
 def _rule(config: str) -> tuple[Any, Any]:
-    """The model, without any weights, that has the rule, and its config."""
+    """The model that has the rule, without weights, and its config."""
     import torch
     import transformers
     from transformers import AutoConfig
@@ -85,8 +106,8 @@ def _rule(config: str) -> tuple[Any, Any]:
         with torch.device("meta"):
             model = getattr(transformers, name)(settings)
     except (StopIteration, ValueError) as error:
-        raise UsageError(f"transformers has no model for this config: {error}", argument="config") from error
+        raise UsageError(f"config: transformers has no model for it: {error}", argument="config") from error
     for owner in (model, model.base_model):
         if hasattr(owner, "get_rope_index"):
             return owner, settings
-    raise UsageError(f"{name} has no get_rope_index", argument="config")
+    raise UsageError(f"config: {name} has no get_rope_index", argument="config")

@@ -1,10 +1,10 @@
-"""Odd images, videos and audio inputs, made on the spot, each with its right answer or its right error. Holds no files.
+"""Odd images, videos and audio inputs, generated when asked for, each with its expected result or error. Holds no files.
 
     for entry in corpus.images():
         corpus.check(entry)
 
-`forms` gives each in every form in which it may be sent, `mutated` harms a file, and `sweep` feeds all of them to a plugin.
-Expected pixels and samples are arithmetic on what the file was made from; nothing is read back to know them.
+`forms` yields each in every form in which it can be sent, `mutated` corrupts a file, and `sweep` feeds all of them to a plugin.
+Expected pixels and samples are computed from what the file was made of, never by decoding it.
 """
 
 import lazy_loader

@@ -61,15 +61,17 @@ def _waves() -> Iterator[CorpusEntry]:
         yield _audio(f"wav/{channels} channels", data, mean, 16_000, _ROUNDING, "channels are averaged")
     loud = np.array([[2.0], [-3.0], [0.5]], "<f4")
     data = wav(loud.tobytes(), rate=8_000, bits=32, code=3)
-    yield _audio("wav/floats beyond full scale", data, loud[:, 0], 8_000, note="kept: clipping is the model's affair")
+    yield _audio("wav/floats beyond full scale", data, loud[:, 0], 8_000, note="kept: clipping is left to the model")
     one = wav(struct.pack("<h", 16_384), rate=8_000)
     yield _audio("wav/one sample", one, np.array([0.5]), 8_000)
     whole = np.rint(tone(2000, 16_000) * 32_767).astype(np.int64)
     raw = samples_of(whole, 16)
     shown = whole[:, 0] / 32_768
-    yield _audio("wav/length told too large", wav(raw, rate=16_000, told=2**31), shown, 16_000, note="a stream's head")
-    yield _audio("wav/length unknown", wav(raw, rate=16_000, told=2**32 - 1), shown, 16_000, note="a stream's head")
-    yield _audio("wav/cut within a sample", wav(raw[:-1], rate=16_000, told=4000), shown[:-1], 16_000)
+    yield _audio(
+        "wav/declared length too large", wav(raw, rate=16_000, claimed=2**31), shown, 16_000, note="a stream's head"
+    )
+    yield _audio("wav/length unknown", wav(raw, rate=16_000, claimed=2**32 - 1), shown, 16_000, note="a stream's head")
+    yield _audio("wav/cut within a sample", wav(raw[:-1], rate=16_000, claimed=4000), shown[:-1], 16_000)
     extra = b"LIST" + struct.pack("<I", 12) + b"INFOIART\0\0\0\0"
     plain = wav(raw, rate=16_000)
     yield _audio("wav/other chunks before its samples", plain[:12] + extra + plain[12:], shown, 16_000)
@@ -159,7 +161,7 @@ def _broken() -> Iterator[CorpusEntry]:
     yield _refuses("broken/random", noise(3000, 5), "format")
     yield _refuses("broken/half a head", plain[:30], "format", "empty", "broken")
     yield _refuses("broken/head alone", plain[:44], "empty", "broken", "format")
-    yield _refuses("broken/no samples told", wav(b"", rate=16_000), "empty", "format", "broken")
+    yield _refuses("broken/no samples declared", wav(b"", rate=16_000), "empty", "format", "broken")
     for name, level in (("nan", np.nan), ("infinite", np.inf)):
         odd = np.array([0.1, level, 0.2], "<f4")
         yield _refuses(f"broken/wav of {name} floats", wav(odd.tobytes(), rate=8_000, bits=32, code=3), "samples")
@@ -181,7 +183,7 @@ def _broken() -> Iterator[CorpusEntry]:
 def _foreign() -> Iterator[CorpusEntry]:
     levels = tone(9_600, 48_000).astype(np.float32)
     bare = encoded_audio(levels, 48_000, "adts", "aac", "fltp")
-    yield _refuses("foreign/bare aac", bare, "format", "rate", note="no head tells its rate")
+    yield _refuses("foreign/bare aac", bare, "format", "rate", note="no header says its rate")
     yield _refuses("foreign/film without audio", encoded(images(3)), "format")
     yield _refuses("foreign/png", png(images(1)[0]), "format")
     yield _refuses("foreign/text", b"an ordinary sentence, longer than forty characters, and no path", "format")

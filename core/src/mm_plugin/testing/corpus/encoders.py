@@ -54,7 +54,7 @@ def encoded(
         pix_fmt: FFmpeg's name of the layout of a pixel.
         options: of the encoder.
         muxer: of the container.
-        rotation: degrees counterclockwise by which a viewer is told to turn the frames.
+        rotation: degrees counterclockwise by which a viewer must turn the frames.
         audio: whether a tone goes with it.
         seekable: whether the muxer may go back to write into the head what it learns at the end.
     """

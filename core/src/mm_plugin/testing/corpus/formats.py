@@ -56,8 +56,8 @@ def png(
         palette: RGB levels one after another.
         transparent: content of a tRNS chunk.
         early: chunks before the pixels.
-        late: chunks behind the pixels.
-        size: (height, width) that the header tells, where it lies.
+        late: chunks after the pixels.
+        size: (height, width) for the header where that must be wrong.
     """
     height, width, channels = levels.shape
     color = 3 if palette else {1: 0, 2: 4, 3: 2, 4: 6}[channels]
@@ -68,8 +68,8 @@ def png(
         part = levels[row::down, column::right]
         if part.size:
             raw += b"".join(b"\0" + line for line in _packed(part.reshape(part.shape[0], -1), bits))
-    told = (height, width) if size is None else size
-    head = struct.pack(">2I5B", told[1], told[0], bits, color, 0, 0, int(interlaced))
+    claimed = (height, width) if size is None else size
+    head = struct.pack(">2I5B", claimed[1], claimed[0], bits, color, 0, 0, int(interlaced))
     tables = (chunk(b"PLTE", bytes(palette)) if palette else b"") + (
         chunk(b"tRNS", transparent) if transparent else b""
     )
@@ -117,7 +117,7 @@ def exif(orientation: int, *, order: str = "<", kind: int = 3, thumbnail: int | 
 
 
 def with_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
-    """A JPEG with one more segment behind its start."""
+    """A JPEG with one more segment after its start."""
     return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body + jpeg[2:]
 
 
@@ -151,7 +151,7 @@ def bmp_rows(pixels: np.ndarray) -> bytes:
 
 
 def icon(images: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """An icon file of (width, height, content) as its directory tells them; a content is a PNG or a headless bitmap."""
+    """An icon file of (width, height, content) as its directory lists them; a content is a PNG or a headless bitmap."""
     head, body = struct.pack("<3H", 0, 1, len(images)), b""
     start = len(head) + 16 * len(images)
     for width, height, content in images:
@@ -245,13 +245,13 @@ def box(kind: bytes, *content: bytes) -> bytes:
 
 
 def wav(
-    samples: bytes, *, rate: int, channels: int = 1, bits: int = 16, code: int = 1, told: int | None = None
+    samples: bytes, *, rate: int, channels: int = 1, bits: int = 16, code: int = 1, claimed: int | None = None
 ) -> bytes:
-    """A WAVE file: `code` 1 is whole numbers, 3 floats; `told` is the length that its head tells, where it lies."""
+    """A WAVE file: `code` 1 is integers, 3 floats; `claimed` is a wrong length for its header."""
     step = channels * bits // 8
     head = struct.pack("<HHIIHH", code, channels, rate, (rate * step) & 0xFFFFFFFF, step & 0xFFFF, bits)
-    told = len(samples) if told is None else told
-    body = b"WAVEfmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", told) + samples
+    claimed = len(samples) if claimed is None else claimed
+    body = b"WAVEfmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", claimed) + samples
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 

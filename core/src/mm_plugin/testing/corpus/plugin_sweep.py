@@ -10,22 +10,22 @@ from mm_plugin.errors import RequestError
 from mm_plugin.testing.corpus.entries import CorpusEntry
 
 if TYPE_CHECKING:
-    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.processor.processor import Processor
 
 
-def sweep(processor: ModelProcessor, entries_: Iterable[CorpusEntry], *, may_refuse: Collection[str] = ()) -> list[str]:
-    """Prepare every entry of a kind that the plugin takes: what can be read becomes an item, all else a `RequestError`.
+def sweep(processor: Processor, entries_: Iterable[CorpusEntry], *, may_refuse: Collection[str] = ()) -> list[str]:
+    """Prepare every entry of a modality that the plugin accepts: what can be read becomes an item, all else a `RequestError`.
 
     Args:
         processor: an open processor, with the default limits.
         entries_: such as `corpus.images()`.
-        may_refuse: names of entries that are read, and that the model cannot take: for their shape, as a rule.
+        may_refuse: names of entries that are readable but that the model cannot accept, usually for their shape.
 
     Returns:
         The names of those that became items.
 
     Raises:
-        AssertionError: something else became of one; the message says what.
+        AssertionError: an entry ended in another way; the message says how.
     """
     prepared = []
     for entry in entries_:
@@ -33,7 +33,7 @@ def sweep(processor: ModelProcessor, entries_: Iterable[CorpusEntry], *, may_ref
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow warns of much that it reads nevertheless
+                warnings.simplefilter("ignore")  # Pillow warns about much that it still reads
                 processor.prepare_item(entry.modality, entry.value)
         except RequestError as error:
             if not entry.refused and entry.name not in may_refuse:

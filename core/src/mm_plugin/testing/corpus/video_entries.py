@@ -166,8 +166,8 @@ def _streams() -> Iterator[CorpusEntry]:
     yield _video("mp4/with audio", encoded(twelve, audio=True), twelve)
     yield _refuses("mp4/audio only", _tone("mp4", "aac", "fltp"), "format")
     yield _refuses("webm/audio only", _tone("webm", "libopus", "s16"), "format")
-    yield _refuses("mp3/audio with a cover", _with_cover(), "format", note="a cover is no moving image")
-    yield _refuses("wav/sound", wav(bytes(2000), rate=8000), "format")
+    yield _refuses("mp3/audio with a cover", _with_cover(), "format", note="a cover is not a moving image")
+    yield _refuses("wav/audio", wav(bytes(2000), rate=8000), "format")
     lossless = encoded(twelve, "mov", "png", pix_fmt="rgb24")
     yield _refuses("mov/a codec that is not decoded", lossless, "codec")
 
@@ -179,7 +179,7 @@ def _tone(container: str, codec: str, format: str) -> bytes:
 
 
 def _with_cover() -> bytes:
-    """An mp3 behind an ID3v2.3 tag with an image. Source: ID3v2.3.0, sections 3.1 and 4.15."""
+    """An mp3 after an ID3v2.3 tag with an image. Source: ID3v2.3.0, sections 3.1 and 4.15."""
     image = b"\0image/png\0\x03\0" + png(images(1)[0])
     tag = b"APIC" + struct.pack(">IH", len(image), 0) + image
     size = bytes(len(tag) >> shift & 0x7F for shift in (21, 14, 7, 0))
@@ -206,7 +206,7 @@ def _broken() -> Iterator[CorpusEntry]:
     yield _refuses("broken/mp4 without frames", none, *broken)
     yield _refuses("broken/mp4 whose frames are noise", _noise(whole), "broken")
     limit = "max_image_pixels"
-    yield _refuses("bomb/mp4 whose head promises 65535 x 65535", _huge_entry(whole), limit, "broken")
+    yield _refuses("bomb/mp4 whose header promises 65535 x 65535", _huge_entry(whole), limit, "broken")
     vp8 = encoded(images(1), "webm", "libvpx")
     at = vp8.index(b"\x9d\x01\x2a") + 3
     huge = vp8[:at] + struct.pack("<HH", 16_383, 16_383) + vp8[at + 4 :]

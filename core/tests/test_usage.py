@@ -1,4 +1,4 @@
-"""Whatever a server hands to the public functions ends in a result or in one of our errors, and never blames the wrong one."""
+"""Whatever a server passes to the public functions ends in a result or in an error that names the right party."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_no_kind_is_a_usage_error(source: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("architecture", [["x"], 3, b"x"])
 def test_an_architecture_that_is_no_name_is_a_usage_error(open_registry: Callable[..., Any], architecture: Any) -> None:
-    with pytest.raises(UsageError, match="architecture must be a name"):
+    with pytest.raises(UsageError, match="architecture: expected a string, got "):
         open_registry().resolve({}, architecture=architecture)
 
 
@@ -63,7 +63,7 @@ def test_processes_cannot_run_the_item_stage() -> None:
         discover(executor=pool)
 
 
-def test_a_claim_in_a_group_that_is_none_is_told(site: Any, open_registry: Callable[..., Any]) -> None:
+def test_a_claim_in_an_unknown_group_is_a_notice(site: Any, open_registry: Callable[..., Any]) -> None:
     points = "[mm_plugin]\nodd = odd_one.hooks\n[mm_plugin.architecture]\nFoo = odd_one.hooks\n"
     site.install("odd-one", entry_points=points)
     (notice,) = [text for text in open_registry().notices if "mm_plugin.architecture'" in text]

@@ -1,0 +1,117 @@
+"""A PIL image -> [height, width, 3] uint8 RGB, in one order: orientation, then transparency, then RGB. Opens no file."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
+
+from mm_plugin.errors import MediaError
+from mm_plugin.media.image_headers import PNG_HEAD
+from mm_plugin.media.types import WHITE, Color
+
+_ORIENTATION = 0x0112
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+TURNED = (5, 6, 7, 8)
+# By how much a level of so few bits is multiplied as Pillow reads it, by Pillow's name of how it is stored.
+_SPREAD = {"L;2": 85, "L;4": 17}
+_LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+
+
+def normalize_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
+    """Orientation, then transparency, then RGB: one order for every form in which an image comes.
+
+    16-bit gray is scaled to 8 bits, not clipped. The given image is not changed.
+
+    Args:
+        image: any PIL image.
+        background: RGB levels shown through transparent pixels.
+        orientation: EXIF orientation by which it is turned; the image's own where None.
+
+    Shape:
+        returns [height, width, 3] uint8, contiguous, writable.
+    """
+    image.load()  # a TIFF is turned by Pillow as it is loaded; its tag must not be read before
+    operation = _TRANSPOSE.get(orientation_of(image) if orientation is None else orientation)
+    if operation is not None:
+        image = image.transpose(operation)
+    if image.mode in ("F",) or image.mode.startswith("F;"):
+        raise MediaError(f"unsupported image mode {image.mode}; convert it to 8 bits per channel", reason="mode")
+    if image.mode.startswith("I"):
+        return _gray16(image, background)
+    if image.has_transparency_data:
+        layers = Image.new("RGBA", image.size, (*background, 255))
+        if image.mode == "P":
+            image = image.copy()  # converting it would write the alpha into the caller's palette
+        layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
+        image = layers
+    return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _gray16(image: Image.Image, background: Color) -> np.ndarray:
+    levels = np.asarray(image)
+    if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
+        raise MediaError("expected gray levels of 0 to 65535, got 32-bit levels; convert it to 8 bits", reason="mode")
+    # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
+    narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    out = np.repeat(narrow[:, :, None], 3, axis=2)
+    key = image.info.get("transparency")
+    if isinstance(key, int):  # a PNG may declare one level to be transparent
+        out[levels == key] = background
+    return out
+
+
+def _to_array(image: Image.Image) -> np.ndarray:
+    """The pixels of an RGB image as a writable array.
+
+    Bands keep Pillow's own copy small: for large images a third faster than one `np.array` of the whole.
+    """
+    width, height = image.size
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    rows = max(1, (1 << 20) // max(1, width * 3))
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        out[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
+    return out
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation, 1 where there is none or its block is corrupted."""
+    try:
+        # The base class's method: a PNG's own would decode the pixels, to look for a block after them.
+        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    except Exception:
+        return 1
+
+
+def fit_transparency(image: PngImageFile) -> None:
+    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level."""
+    raw = image.tile[0][3] if image.tile else ""
+    key = image.info.get("transparency")
+    if raw in _SPREAD and isinstance(key, int):
+        image.info["transparency"] = key * _SPREAD[raw]
+    elif raw == "RGB;16B" and isinstance(key, tuple):
+        image.info["transparency"] = tuple(level >> 8 for level in key)
+
+
+def late_orientation_of(data: bytes) -> int:
+    """The orientation that a PNG stores after its pixels, read without decoding them: from its head and its tail alone."""
+    last = data.rfind(b"IDAT")
+    tail = last + 8 + int.from_bytes(data[last - 4 : last], "big")  # after its data and its checksum
+    if last < 4 or not any(name in data[tail:] for name in _LATE_CHUNKS):
+        return 1
+    try:
+        with Image.open(io.BytesIO(data[:PNG_HEAD] + data[tail:]), formats=("PNG",)) as image:
+            return orientation_of(image)
+    except Exception:
+        return 1

@@ -1,0 +1,105 @@
+"""Limits on a whole request: how many media inputs, tokens and pixels. The only place that raises for totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mm_plugin.errors import LimitError, RequestError
+from mm_plugin.items import Modality
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.settings import Settings
+from mm_plugin.spec import ModelSpec
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A limit on a sum over the media inputs of a request.
+
+    Attributes:
+        setting: name of the limit in `Settings`.
+        unit: what is counted, for the message.
+        amount: how much one media input adds, from its modality and size.
+    """
+
+    setting: str
+    unit: str
+    amount: Callable[[Modality, Any], int]
+
+
+TOTALS = (
+    Total(
+        "max_request_pixels", "pixels of images and sampled frames", lambda kind, size: MEDIA_KINDS[kind].pixels(size)
+    ),
+)
+
+
+class Budget:
+    """What a request may take together. Final.
+
+    Args:
+        settings: the limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def check_served(self, spec: ModelSpec, modality: Modality) -> None:
+        """Refuse a modality that the model does not take.
+
+        Raises:
+            RequestError: it does not.
+        """
+        if modality not in spec.modalities:
+            served = ", ".join(m.argument for m in spec.modalities)
+            raise RequestError(
+                f"{modality.argument}: {spec.name} takes {served}, not {modality.argument}", path=modality.argument
+            )
+
+    def check_counts(self, counts: Mapping[Modality, int]) -> None:
+        """Hold the numbers of media inputs to `max_items` and to the limit of each modality.
+
+        Raises:
+            LimitError: there are more.
+        """
+        self._check("media inputs", "max_items", sum(counts.values()), None)
+        for modality, count in counts.items():
+            self._check(modality.argument, f"max_{modality.argument}", count, modality.argument)
+
+    def check_item_tokens(self, count: int, path: str) -> None:
+        """Hold the tokens of one item to `max_item_tokens`.
+
+        Raises:
+            LimitError: there are more.
+        """
+        self._check("tokens", "max_item_tokens", count, path)
+
+    def check_prompt(self, length: int, limit: int | None) -> None:
+        """Hold an expanded prompt to the limit that came with the request.
+
+        Raises:
+            LimitError: it is longer.
+        """
+        if limit is not None and length > limit:
+            raise LimitError.exceeded(
+                "tokens in the expanded prompt", path="prompt", setting="max_prompt_tokens", limit=limit, value=length
+            )
+
+    def check_totals(self, sizes: Sequence[tuple[Modality, Any]]) -> None:
+        """Hold every sum of `TOTALS` over the media inputs that are decoded to its limit.
+
+        Args:
+            sizes: modality and size of each media input that is not in the cache.
+
+        Raises:
+            LimitError: a sum is larger.
+        """
+        for total in TOTALS:
+            amount = sum(total.amount(modality, size) for modality, size in sizes)
+            self._check(total.unit, total.setting, amount, None)
+
+    def _check(self, what: str, setting: str, value: int, path: str | None) -> None:
+        limit = getattr(self._settings, setting)
+        if value > limit:
+            raise LimitError.exceeded(what, path=path, setting=setting, limit=limit, value=value)

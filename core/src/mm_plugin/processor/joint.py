@@ -1,0 +1,182 @@
+"""Requests that a model must prepare together: read as text, one task for the whole request, one item for each modality."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mm_plugin.arrays import detached
+from mm_plugin.errors import RequestError, UsageError
+from mm_plugin.identity.framing import feature_digest
+from mm_plugin.identity.keys import item_identity
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
+from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.types import DecodedMedia
+from mm_plugin.processor.arguments import Arguments, in_order, is_list
+from mm_plugin.processor.joint_output import check_joint_output
+from mm_plugin.processor.mixins import ProcessesJointly
+from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.parallel import first_error, run_each
+from mm_plugin.processor.request import Facts, ReadItem
+from mm_plugin.processor.stages.finish import output_of
+from mm_plugin.processor.stages.given import is_given
+from mm_plugin.processor.stages.measure import AuthorRules
+from mm_plugin.processor.stages.read import count, facts_of
+from mm_plugin.tasks import JointTask, Preparer, outcome
+
+
+class JointRequest(msgspec.Struct, frozen=True, eq=False):
+    """A request as text, with its media inputs; where they stand, the model itself decides.
+
+    Attributes:
+        facts: what the items share.
+        text: the prompt.
+        rendered: the text is a rendered chat template and has its special tokens already.
+        items: the media inputs by modality, in order.
+    """
+
+    facts: Facts
+    text: str
+    rendered: bool
+    items: tuple[ReadItem, ...]
+
+
+class JointPrepared(msgspec.Struct, frozen=True, eq=False):
+    """What a `JointTask` became.
+
+    Attributes:
+        ids: [N] int64, the expanded prompt.
+        items: one for each modality, with spans and identity.
+        seconds: how long the preparation took.
+    """
+
+    ids: np.ndarray
+    items: Sequence[MultimodalDataItem]
+    seconds: float
+
+
+def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
+    """Refuse what only requests that are prepared item by item can have.
+
+    Raises:
+        UsageError: `expanded` or `on_overflow` is given.
+    """
+    for name, usual in (("expanded", False), ("on_overflow", "error")):
+        if getattr(arguments, name) != usual:
+            raise UsageError(
+                f"{name}: {model.spec.name} prepares the media inputs of a request together, so it must be {usual!r}",
+                argument=name,
+            )
+
+
+def has_no_media(model: OpenModel, prompt: Any, media: Mapping[Modality, Sequence[Any]]) -> bool:
+    """Whether a request is text alone, which is processed as by any other model."""
+    return all(is_list(given) and not given for given in media.values()) and not any(
+        model.reader.read(prompt).media.values()
+    )
+
+
+def read_jointly(
+    model: OpenModel,
+    prompt: Any,
+    media: Mapping[Modality, Sequence[Any]],
+    arguments: Arguments,
+    options: Mapping[str, Any],
+) -> JointRequest:
+    """The text and the media inputs of a request."""
+    text, rendered, inside = model.reader.read_text(prompt)
+    values = {modality: in_order(modality, inside[modality], media[modality]) for modality in Modality}
+    counts = count(model, values)
+    if arguments.mm_hashes is not None:
+        model.hashes.ignore("mm_hashes", "the media inputs of the request are prepared together")
+    items = [
+        ReadItem(modality, f"{modality.argument}[{index}]", value)
+        for modality in counts
+        for index, value in enumerate(values[modality])
+    ]
+    return JointRequest(facts_of(model, items, counts, arguments, options), text, rendered, tuple(items))
+
+
+def measure_jointly(model: OpenModel, request: JointRequest, item: ReadItem) -> tuple[Any, Any]:
+    """Source and size of one media input."""
+    if is_given(item.value):
+        raise RequestError(f"{item.path}: {model.spec.name} takes no prepared {item.modality.argument}", path=item.path)
+    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+    return source, source.size(AuthorRules(model, request.facts.options, item.path))
+
+
+def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[Any, Any]]) -> JointTask:
+    """The one task of a request, within the limits on totals."""
+    model.budget.check_totals([(item.modality, size) for item, (_, size) in zip(request.items, measured, strict=True)])
+    sources: dict[Modality, list[tuple[Any, Any]]] = {}
+    for item, entry in zip(request.items, measured, strict=True):
+        sources.setdefault(item.modality, []).append(entry)
+    facts = request.facts
+    return JointTask(model.ref, request.text, request.rendered, sources, facts.options, facts.arguments.salt)
+
+
+def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
+    """Decode everything and let the author prepare it together."""
+    began, author = time.perf_counter(), model.author
+    jointly = author.model
+    assert isinstance(jointly, ProcessesJointly)
+    entries = [(modality, *entry) for modality, found in task.sources.items() for entry in found]
+
+    def decode(entry: tuple[Modality, Any, Any]) -> DecodedMedia:
+        _, source, size = entry
+        decoded: DecodedMedia = source.decode(size, background=task.options.background)
+        return decoded
+
+    decoded = run_each(model.runtime.executor, decode, entries)
+    error = first_error(decoded)
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error, decoded  # a frame in its traceback must not keep every media input alive
+    media: dict[Modality, list[DecodedMedia]] = {}
+    for (modality, _, _), one in zip(entries, decoded, strict=True):
+        media.setdefault(modality, []).append(one)
+    found = author.call(
+        "prepare_jointly",
+        lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
+        "prompt",
+    )
+    ids, items = check_joint_output(found, model.spec, list(media))
+    for item in items:
+        for one in media[item.modality]:
+            for array in MEDIA_KINDS[item.modality].arrays(one):
+                item.feature = detached(item.feature, array)
+        with author.identified("prepare_jointly returned"):
+            content = feature_digest(item.feature, model.runtime.digests)
+            item.set_identity(
+                item_identity(
+                    model.spec.name,
+                    model.spec.output_version,
+                    item.modality,
+                    item.format.value,
+                    content,
+                    item.model_specific_data,
+                    salt=task.salt,
+                )
+            )
+    return JointPrepared(ids, items, time.perf_counter() - began)
+
+
+def finish_jointly(
+    model: OpenModel, preparer: Preparer, task: JointTask, limit: int | None
+) -> MultimodalProcessorOutput:
+    """The output of a request that is prepared together."""
+    (found,) = preparer.prepare([task])
+    prepared: JointPrepared = outcome(found)
+    model.budget.check_prompt(len(prepared.ids), limit)
+    for item in prepared.items:
+        model.budget.check_item_tokens(item.num_tokens, item.modality.argument)
+    for item in prepared.items:
+        model.report(item, item.modality.argument, cached=False, seconds=prepared.seconds)
+    return output_of(model, prepared.ids, list(prepared.items))

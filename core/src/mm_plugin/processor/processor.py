@@ -1,0 +1,326 @@
+"""`Processor`: what `Registry.load_processor` returns and a server calls. Final; the author's object is its `.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import msgspec
+
+from mm_plugin.cache.pins import Pins
+from mm_plugin.cache.store import Stats
+from mm_plugin.errors import UsageError
+from mm_plugin.inputs.processed import MultimodalProcessorOutput
+from mm_plugin.items import Modality
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
+from mm_plugin.placeholders import Replacement
+from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
+from mm_plugin.processor.author import translate_errors
+from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
+from mm_plugin.processor.mixins import Fields
+from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.preparer import ThreadPreparer
+from mm_plugin.processor.request import ReadItem
+from mm_plugin.processor.stages.measure import AuthorRules
+from mm_plugin.processor.stages.read import read_one
+from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
+
+if TYPE_CHECKING:
+    from mm_plugin.checkpoint import Checkpoint
+    from mm_plugin.processor.model import ModelProcessor
+    from mm_plugin.runtime import Runtime
+    from mm_plugin.spec import ModelSpec
+
+
+class PreparedItem(msgspec.Struct, frozen=True, eq=False):
+    """One media input by itself, as a request would get it.
+
+    Attributes:
+        source_key: 32 bytes, the key of the preprocess cache; None for a media input that came prepared.
+        identity: 32 bytes.
+        fields: the model fields.
+        replacement: the tokens that stand for it.
+        feature: what the encoder reads.
+        cached: whether it was prepared before.
+    """
+
+    source_key: bytes | None
+    identity: bytes
+    fields: Fields
+    replacement: Replacement
+    feature: Any
+    cached: bool
+
+
+@final
+class Processor:
+    """One open model: prompt and media inputs to everything that a scheduler and a GPU worker need.
+
+    Stateless between requests, so any number of threads may call it. Opened by `Registry.load_processor`.
+
+    Args:
+        cls: the author's class.
+        spec: the plugin's declaration.
+        checkpoint: the opened checkpoint.
+        runtime: what the registry lends.
+        options: options given at load.
+        owner: plugin, distribution and version, for errors.
+        ref: names this model to workers in other processes.
+
+    Attributes:
+        model: the author's object.
+        spec: the plugin's declaration.
+        checkpoint: the opened checkpoint.
+        config: its config.json.
+        settings: limits and switches.
+        special_tokens: ids of placeholders and pairs.
+        options: the options that are in force where a request gives none.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> import numpy as np
+        >>> from types import SimpleNamespace
+        >>> from mm_plugin import BaseOptions, Modality, ModelProcessor, ModelSpec, Replacement
+        >>> from mm_plugin.runtime import Runtime
+        >>> from mm_plugin.settings import Settings
+        >>> from mm_plugin.testing import byte_level_tokenizer
+        >>> class Rows(ModelProcessor):
+        ...     Options = BaseOptions
+        ...
+        ...     def context(self, counts):
+        ...         return None
+        ...
+        ...     def layout(self, modality, size, options, context):
+        ...         return {"rows": size.height}
+        ...
+        ...     def prepare(self, decoded, layout, options):
+        ...         return decoded.pixels.mean(axis=1)
+        ...
+        ...     def replacement(self, layout):
+        ...         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
+        >>> spec = ModelSpec(
+        ...     name="rows",
+        ...     output_version=1,
+        ...     modalities=(Modality.IMAGE,),
+        ...     placeholders={Modality.IMAGE: "<image>"},
+        ...     fields={Modality.IMAGE: ("rows",)},
+        ...     padding="runs",
+        ...     processor="rows:Rows",
+        ...     encoder="rows:Encoder",
+        ... )
+        >>> checkpoint = SimpleNamespace(
+        ...     folder=pathlib.Path(tempfile.gettempdir()),
+        ...     config={},
+        ...     preprocessor=lambda modality: {},
+        ...     tokenizer=byte_level_tokenizer(["<image>"]),
+        ... )
+        >>> owner = {"plugin": "rows", "distribution": "rows", "version": "1"}
+        >>> with Runtime(Settings()) as runtime:
+        ...     processor = Processor(Rows, spec, checkpoint, runtime, {}, owner=owner)
+        ...     output = processor.process("look: <image>", [np.zeros((3, 8, 3), np.uint8)])
+        >>> output.mm_items[0].num_tokens, output.mm_items[0].feature.shape
+        (3, (3, 3))
+    """
+
+    def __init__(
+        self,
+        cls: type[ModelProcessor],
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        runtime: Runtime,
+        options: Mapping[str, Any],
+        *,
+        owner: Mapping[str, str],
+        ref: ModelRef | None = None,
+    ) -> None:
+        self.spec, self.checkpoint, self.config, self.settings = spec, checkpoint, checkpoint.config, runtime.settings
+        ref = ref or ModelRef(str(checkpoint.folder), owner["plugin"], options=dict(options))
+        self._opened = OpenModel(cls, spec, checkpoint, runtime, options, owner, ref)
+        self.model = self._opened.author.model
+        self.special_tokens = self._opened.special_tokens
+        self.options: Any = self._opened.table.loaded
+        self._runtime = runtime
+        self._threads = ThreadPreparer(self._opened)
+        self._preparer: Preparer = runtime.preparer or self._threads
+        self._joint = self._opened.author.is_joint()
+
+    def process(
+        self,
+        prompt: Any,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        audios: Sequence[Any] = (),
+        *,
+        mm_hashes: Mapping[str, Sequence[Any]] | Sequence[Any] | None = None,
+        mm_hash_scope: HashScope = "fingerprinted",
+        salt: str | bytes | None = None,
+        max_prompt_tokens: int | None = None,
+        on_overflow: Overflow = "error",
+        expanded: bool = False,
+        **options: Any,
+    ) -> MultimodalProcessorOutput:
+        """Everything about one request, or one error that says whose fault it is.
+
+        Args:
+            prompt: text, token ids, or chat messages in the OpenAI content-part shape, media inside the parts or beside them.
+            images: anything that `mm_plugin.media.open_image` takes, in prompt order.
+            videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
+            audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
+            mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
+                aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
+                this one". A wrong count ignores all of them, a malformed one itself; each is emitted as an event.
+            mm_hash_scope: `fingerprinted` makes an identity of the hash and of all that could change what becomes of the
+                media input; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for other media is an error as
+                long as it is remembered.
+            salt: separates tenants; enters every identity.
+            max_prompt_tokens: most tokens of the expanded prompt, decided before anything is decoded.
+            on_overflow: what to do with a longer one: `error`; `drop_oldest` or `drop_newest` leave out whole media with
+                their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
+                long is an error.
+            expanded: the ids hold each media input's replacement already; a mismatch is an error.
+            **options: options of the plugin's `Options` that may be given per call.
+
+        Raises:
+            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
+            UsageError: the server called wrongly: an unknown option, an argument of a wrong type.
+            ProcessorError: the plugin is at fault.
+        """
+        arguments = Arguments(
+            mm_hashes=mm_hashes,
+            mm_hash_scope=mm_hash_scope,
+            salt=salt,
+            max_prompt_tokens=max_prompt_tokens,
+            on_overflow=on_overflow,
+            expanded=expanded,
+        )
+        with translate_errors(self._opened.author, self._runtime.check_open):
+            flow = self._flow(prompt, (images, videos, audios), arguments, options)
+            output: MultimodalProcessorOutput = run(flow, self._runtime.executor)
+            return output
+
+    async def process_async(
+        self,
+        prompt: Any,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        audios: Sequence[Any] = (),
+        **arguments: Any,
+    ) -> MultimodalProcessorOutput:
+        """As `process`, with nothing heavy on the event loop's thread: each stage runs on the registry's executor."""
+        named = {name: arguments.pop(name) for name in Arguments.__struct_fields__ if name in arguments}
+        with translate_errors(self._opened.author, self._runtime.check_open):
+            flow = self._flow(prompt, (images, videos, audios), Arguments(**named), arguments)
+            output: MultimodalProcessorOutput = await run_async(flow, self._runtime.executor, self.settings)
+            return output
+
+    def _flow(
+        self, prompt: Any, media: Sequence[Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
+    ) -> Flow:
+        by_modality = dict(zip(Modality, media, strict=True))
+        begin = jointly if self._joint else itemwise
+        return begin(self._opened, self._preparer, prompt, by_modality, arguments, options)
+
+    def count(
+        self,
+        modality: Modality | str,
+        size: Size | VideoSize | SampledVideo | AudioSize | tuple[int, int],
+        *,
+        counts: Mapping[Modality, int] | None = None,
+        **options: Any,
+    ) -> tuple[int, int]:
+        """How many rows and prompt tokens a media input of this size takes; `mm_plugin.media.probe` gives sizes.
+
+        Args:
+            modality: what it is.
+            size: of an image (height, width), pixels, after orientation; of a video a `VideoSize`, or a `SampledVideo` where its
+                frames are chosen already; of audio an `AudioSize` at any rate.
+            counts: media in the whole request, where the plugin's counts depend on them; one of this kind where None.
+            **options: as for `process`.
+
+        Returns:
+            (num_rows, num_prompt_tokens).
+
+        Raises:
+            RequestError: no media input can have this size.
+            UsageError: unknown modality or option, or a size of another modality.
+        """
+        opened, modality = self._opened, self._opened.serves(Modality.parse(modality))
+        self._require_itemwise("the count")
+        path = f"{modality.argument}[0]"
+        with translate_errors(opened.author, self._runtime.check_open):
+            resolved = opened.table.call(options)
+            known = MEDIA_KINDS[modality].known_size(size, AuthorRules(opened, resolved, path), path, self.settings)
+            context = opened.author.context(counts or {modality: 1})
+            replacement = opened.measure(modality, known, resolved, context, path)[1]
+        return replacement.num_embeddings, len(replacement.ids) + opened.reader.affix_tokens(modality)
+
+    def prepare_item(
+        self,
+        modality: Modality | str,
+        media: Any,
+        *,
+        counts: Mapping[Modality, int] | None = None,
+        salt: str | bytes | None = None,
+        **options: Any,
+    ) -> PreparedItem:
+        """One media input by itself: for routers that want its source key, and to fill the cache ahead of a request.
+
+        Args:
+            modality: what it is.
+            media: as for `process`.
+            counts: media in the whole request, where the plugin depends on them; one of this kind where None.
+            salt: as for `process`.
+            **options: as for `process`.
+
+        Raises:
+            RequestError, UsageError, ProcessorError: as for `process`.
+        """
+        modality = self._opened.serves(Modality.parse(modality))
+        self._require_itemwise("the source key")
+        with translate_errors(self._opened.author, self._runtime.check_open):
+            item = ReadItem(modality, f"{modality.argument}[0]", media)
+            found: PreparedItem = run(
+                self._one(item, counts or {modality: 1}, Arguments(salt=salt), options), self._runtime.executor
+            )
+            return found
+
+    def _one(
+        self, item: ReadItem, counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
+    ) -> Generator[Any, Any, PreparedItem]:
+        pins = Pins(self._runtime.preprocess_cache.store)
+        try:
+            request = read_one(self._opened, item, counts, arguments, options)
+            prepared = yield from prepared_items(self._opened, self._preparer, pins, request)
+            (entry,) = prepared.items
+            made = entry.prepared
+            return PreparedItem(
+                entry.key or None, made.identity, made.fields, made.replacement, made.feature, entry.cached
+            )
+        finally:
+            pins.release()
+
+    def prepare_tasks(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
+        """Prepare tasks of this model here, in threads: what a worker process calls for tasks that reached it.
+
+        Args:
+            tasks: made by a `Processor` of the same `ModelRef`.
+
+        Returns:
+            A `Prepared` (a `JointPrepared` for a `JointTask`) or the error of each task, in order.
+        """
+        with translate_errors(self._opened.author, self._runtime.check_open):
+            return self._threads.prepare(tasks)
+
+    def _require_itemwise(self, what: str) -> None:
+        """Refuse what only a model can answer that prepares media inputs one by one."""
+        if self._joint:
+            raise UsageError(
+                f"{self.spec.name} prepares the media inputs of a request together, so {what} of one alone is unknown",
+                argument="medium",
+            )
+
+    @property
+    def cache_stats(self) -> Stats:
+        """What the preprocess cache did so far; see `mm_plugin.cache.Stats`."""
+        return self._runtime.preprocess_cache.stats()

@@ -1,0 +1,81 @@
+"""Second stage, item by item: source key and cache, or size, fields and replacement from the header. Nothing is decoded."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mm_plugin.cache.pins import Pins
+from mm_plugin.identity.keys import source_key
+from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.types import Sampling, VideoSize
+from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
+from mm_plugin.processor.stages.given import accept, is_given
+
+
+class AuthorRules:
+    """The author's choices that a source needs before its size is known: frames of a video, the rate of audio."""
+
+    def __init__(self, model: OpenModel, options: Any, path: str) -> None:
+        self._author, self._options, self._path = model.author, options, path
+
+    def sample(self, size: VideoSize) -> Sampling:
+        """See `Author.sample`."""
+        return self._author.sample(size, self._options, self._path)
+
+    def sampling_rate(self) -> int:
+        """See `Author.sampling_rate`."""
+        return self._author.sampling_rate(self._options)
+
+
+def measure(model: OpenModel, facts: Facts, pins: Pins, item: ReadItem) -> MeasuredItem:
+    """What the cache has of a media input, or fields and replacement from its size.
+
+    Raises:
+        RequestError: it cannot be opened, or is larger than a limit allows.
+    """
+    if is_given(item.value):
+        return accept(model, facts, item)
+    began = time.perf_counter()
+    kind = MEDIA_KINDS[item.modality]
+    source = kind.open(item.value, path=item.path, settings=model.settings)
+    content = source.digest()
+    with model.author.identified("context has"):
+        key = source_key(
+            model.spec.name,
+            model.spec.output_version,
+            item.modality,
+            content,
+            facts.effective[item.modality],
+            facts.context,
+            model=model.digest,
+            salt=facts.arguments.salt,
+        )
+    # Pinned first: what is found stays until the request has ended.
+    pins.take(key)
+    prepared = model.runtime.preprocess_cache.get(key)
+    if prepared is not None:
+        return MeasuredItem(
+            item.modality,
+            item.path,
+            item.caller_hash,
+            prepared.replacement,
+            key=key,
+            prepared=prepared,
+            cached=True,
+            seconds=time.perf_counter() - began,
+        )
+    size = source.size(AuthorRules(model, facts.options, item.path))
+    fields, replacement = model.measure(item.modality, size, facts.options, facts.context, item.path)
+    return MeasuredItem(
+        item.modality,
+        item.path,
+        item.caller_hash,
+        replacement,
+        key=key,
+        source=source,
+        size=size,
+        fields=fields,
+        seconds=time.perf_counter() - began,
+    )

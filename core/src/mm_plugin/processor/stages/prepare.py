@@ -1,0 +1,79 @@
+"""Fourth stage: what the cache does not have is prepared, once however many requests bring it at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mm_plugin.cache.pins import Pins
+from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.parallel import first_error, renamed
+from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
+from mm_plugin.tasks import Prepared, Preparer, PrepareTask
+
+
+def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedRequest) -> PreparedRequest:
+    """Every item of the request with its feature and identity; the media inputs are let go of.
+
+    Raises:
+        MMPluginError: the error of the first item that failed, once all have ended.
+    """
+    missing = [item for item in request.items if item.prepared is None]
+    found: dict[int, tuple[Any, bool]] = {}
+    if missing:
+        began = time.perf_counter()
+        tasks = [_task(model, request, item) for item in missing]
+        answers = model.runtime.preprocess_cache.get_or_compute_many(
+            [item.key for item in missing],
+            lambda indices: preparer.prepare([tasks[index] for index in indices]),
+            lambda prepared: prepared.num_bytes,
+        )
+        tasks.clear()
+        _raise_first(missing, answers)
+        for item in missing:
+            pins.take(item.key)
+        seconds = time.perf_counter() - began
+        found = {id(item): answer for item, answer in zip(missing, answers, strict=True)}
+    ready = []
+    for item in request.items:
+        value, cached = found.get(id(item), (item.prepared, item.cached))
+        ready.append(_ready(item, value, cached, seconds if id(item) in found else 0.0))
+    return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
+
+
+def _raise_first(missing: Sequence[MeasuredItem], answers: list[tuple[Any, bool]]) -> None:
+    """Raise the first error in order; its traceback must not lead to itself, which would keep every media input alive."""
+    error = first_error(
+        [
+            renamed(value, item.path) if isinstance(value, Exception) else value
+            for item, (value, _) in zip(missing, answers, strict=True)
+        ]
+    )
+    if error is not None:
+        answers.clear()
+        try:
+            raise error
+        finally:
+            del error
+
+
+def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> PrepareTask:
+    assert item.source is not None
+    assert item.fields is not None
+    return PrepareTask(
+        model.ref,
+        item.modality,
+        item.path,
+        item.source,
+        item.size,
+        request.facts.options,
+        item.fields,
+        item.replacement,
+        request.facts.arguments.salt,
+    )
+
+
+def _ready(item: MeasuredItem, prepared: Prepared, cached: bool, waited: float) -> ReadyItem:
+    seconds = item.seconds + (min(prepared.seconds, waited) or waited if not cached else waited)
+    return ReadyItem(item.modality, item.path, item.caller_hash, prepared, item.key, cached, item.claim, seconds)

@@ -1,0 +1,106 @@
+"""First stage: ids with slots, and a media input for each slot in prompt order. No media input is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mm_plugin.errors import PlaceholderError
+from mm_plugin.items import Modality
+from mm_plugin.media.images import raw_pixels
+from mm_plugin.media.limits import check_request_pixels
+from mm_plugin.processor.arguments import Arguments, in_order
+from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.request import Facts, ReadItem, ReadRequest
+
+
+def read(
+    model: OpenModel,
+    prompt: Any,
+    media: Mapping[Modality, Sequence[Any]],
+    arguments: Arguments,
+    options: Mapping[str, Any],
+) -> ReadRequest:
+    """Ids with slots, and a media input for each slot.
+
+    Args:
+        model: the open model.
+        prompt: text, token ids, or chat messages.
+        media: what the caller gave beside the prompt.
+        arguments: what the caller says of the whole request.
+        options: options of this request.
+
+    Raises:
+        RequestError: prompt and media inputs do not fit, or are too many.
+    """
+    found = model.reader.read(prompt, expanded=arguments.expanded)
+    values = {modality: in_order(modality, found.media[modality], media[modality]) for modality in Modality}
+    counts = count(model, values)
+    if arguments.expanded:
+        order = [modality for modality, number in counts.items() for _ in range(number)]
+    else:
+        order = [modality for _, modality in found.slots]
+        for modality in Modality:
+            check_slots(model, modality, order.count(modality), len(values[modality]))
+    hashes = model.hashes.align(arguments.mm_hashes, counts)
+    taken = dict.fromkeys(Modality, 0)
+    items = []
+    for modality in order:
+        index = taken[modality]
+        taken[modality] += 1
+        known = hashes[modality][index] if hashes else None
+        items.append(ReadItem(modality, f"{modality.argument}[{index}]", values[modality][index], known))
+    facts = facts_of(model, items, counts, arguments, options)
+    return ReadRequest(facts, found.ids, tuple(slot for slot, _ in found.slots), tuple(items))
+
+
+def read_one(
+    model: OpenModel, item: ReadItem, counts: Mapping[Modality, int], arguments: Arguments, options: Any
+) -> ReadRequest:
+    """A request of one media input without a prompt."""
+    return ReadRequest(facts_of(model, [item], counts, arguments, options), np.zeros(0, dtype=np.int64), (), (item,))
+
+
+def count(model: OpenModel, values: Mapping[Modality, Sequence[Any]]) -> dict[Modality, int]:
+    """How many media inputs there are by modality, if the model takes them and they are not too many."""
+    counts = {modality: len(found) for modality, found in values.items() if found}
+    for modality in counts:
+        model.serves(modality)
+    model.budget.check_counts(counts)
+    return counts
+
+
+def facts_of(
+    model: OpenModel,
+    items: Sequence[ReadItem],
+    counts: Mapping[Modality, int],
+    arguments: Arguments,
+    options: Mapping[str, Any],
+) -> Facts:
+    """What the items of a request share; pixels that came as objects are counted before any is touched."""
+    pixels = 0
+    for item in items:
+        pixels += raw_pixels(item.value)
+        check_request_pixels(item.path, pixels, model.settings)
+    resolved = model.table.call(options)
+    return Facts(
+        arguments=arguments,
+        options=resolved,
+        effective={modality: model.table.effective(resolved, modality) for modality in counts},
+        context=model.author.context(counts),
+    )
+
+
+def check_slots(model: OpenModel, modality: Modality, slots: int, given: int) -> None:
+    """Refuse a prompt whose placeholders are not as many as its media inputs."""
+    if slots != given:
+        token = model.spec.placeholders.get(modality, "")
+        raise PlaceholderError(
+            f"{modality.argument}: the prompt has {slots} {modality.name.lower()} placeholders {token}, "
+            f"{given} {modality.argument} were given",
+            path=modality.argument,
+            expected=slots,
+            found=given,
+        )

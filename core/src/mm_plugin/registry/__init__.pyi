@@ -1,0 +1,15 @@
+from .claims import ClaimGroup
+from .diagnosis import check_plugin
+from .discovery import Catalog
+from .records import OpenedModel, PluginRecord
+from .registry import Registry, discover
+
+__all__ = [
+    "Catalog",
+    "ClaimGroup",
+    "OpenedModel",
+    "PluginRecord",
+    "Registry",
+    "check_plugin",
+    "discover",
+]

@@ -1,0 +1,170 @@
+"""`Plugin`: one installed plugin as the registry sees it, and errors that name the plugin at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError
+from mm_plugin.registry.records import OpenedModel, PluginRecord, State
+
+if TYPE_CHECKING:
+    from mm_plugin.spec import ModelSpec
+
+
+class Plugin:
+    """One installed plugin; `record()` is what others see of it. Final; changed under the catalog's lock only.
+
+    Attributes:
+        name: its entry point's name in the group `mm_plugin`.
+        module: the hooks module.
+        dist: its distribution, as importlib.metadata gives it.
+        claims: what its metadata claims, by kind.
+        state: as in `PluginRecord`.
+        facts: further fields of its record.
+        specs: the models that it declares, once it is loaded.
+        services: its services by kind and name, once it is loaded.
+        opened: what it made of checkpoints, by folder.
+    """
+
+    def __init__(self, name: str, module: str, dist: Any) -> None:
+        self.name, self.module, self.dist = name, module, dist
+        self.claims: dict[str, list[str]] = {}
+        self.state: State = "available"
+        self.facts: dict[str, Any] = {}
+        self.specs: tuple[ModelSpec, ...] = ()
+        self.services: Mapping[str, Mapping[str, Any]] = {}
+        self.opened: dict[str, OpenedModel] = {}
+
+    # The name and the version of a distribution cost one file read each, so discovery does not ask for them.
+    @property
+    def distribution(self) -> str:
+        """Name of the distribution."""
+        return _quietly(lambda: str(self.dist.metadata["Name"] or "unknown"), "unknown")
+
+    @property
+    def version(self) -> str:
+        """Version of the distribution."""
+        return _quietly(lambda: str(self.dist.metadata["Version"] or "unknown"), "unknown")
+
+    @property
+    def label(self) -> str:
+        """Names it in messages."""
+        return f"{self.name} ({self.distribution} {self.version})"
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """The attributes by which a `PluginError` names it."""
+        return {"plugin": self.name, "distribution": self.distribution, "version": self.version}
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the settings let it be imported."""
+        return self.state != "disabled"
+
+    @property
+    def disputed(self) -> bool:
+        """Whether another plugin makes one of its claims; its other claims, and callers that choose it, are still served."""
+        return self.facts.get("code") == "claim_conflict"
+
+    def record(self) -> PluginRecord:
+        """A snapshot of what is known of it."""
+        return PluginRecord(
+            name=self.name,
+            distribution=self.distribution,
+            version=self.version,
+            entry_point=self.module,
+            location=location(self.dist),
+            claims={kind: tuple(names) for kind, names in sorted(self.claims.items())},
+            state=self.state,
+            report_to=_report_to(self.dist),
+            opened=tuple(self.opened.values()),
+            **self.facts,
+        )
+
+    def refuse(self, state: State, **facts: Any) -> None:
+        """Take it out of use, with the fields of the record that say why."""
+        self.state, self.facts = state, facts
+
+    def load_error(self) -> PluginLoadError:
+        """Its record as an error."""
+        record = self.record()
+        return PluginLoadError(record.summary(), record=record, **self.owner)
+
+    def where(self, error: BaseException) -> str | None:
+        """`file:line` of the last frame of an exception inside the plugin's package: where its author has to look."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return f"{error.filename}:{error.lineno}"
+        last = None
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if self.holds(frame.f_globals.get("__name__", "")):
+                last = f"{frame.f_code.co_filename}:{line}"
+        return last
+
+    def holds(self, module: str) -> bool:
+        """Whether a module, given by its full name, belongs to the plugin's top-level package."""
+        return module.partition(".")[0] == self.module.partition(".")[0]
+
+
+@contextlib.contextmanager
+def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iterator[None]:
+    """Turn whatever plugin code raises into an error that names the plugin.
+
+    Args:
+        plugin: whose code runs.
+        kind: class of the error.
+        what: what failed, for the message.
+
+    Raises:
+        UsageError, PluginError: unchanged; they name the party at fault already.
+        PluginError: of class `kind`, for every other exception but a keyboard interrupt.
+    """
+    try:
+        yield
+    except (UsageError, PluginError):
+        raise
+    except MMPluginError as error:
+        raise kind(f"{plugin.label}: {what}: {error.message}", **plugin.owner) from error
+    except (Exception, SystemExit) as error:
+        where = plugin.where(error)
+        place = f" [{where}]" if where else ""
+        raise kind(
+            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}", **plugin.owner
+        ) from error
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's message, or the name of its class if the message is empty or cannot be read."""
+    return _quietly(lambda: str(error), "") or type(error).__name__
+
+
+def location(dist: Any) -> str:
+    """The folder of a distribution."""
+    return _quietly(lambda: str(dist.locate_file("")), "unknown")
+
+
+def _report_to(dist: Any) -> str | None:
+    """Where the authors take reports: an issue tracker, a home page, or an address."""
+    try:
+        urls = dict(entry.split(",", 1) for entry in dist.metadata.get_all("Project-URL") or () if "," in entry)
+    except Exception:
+        return None
+    urls = {label.strip().lower(): url.strip() for label, url in urls.items()}
+    for word in ("issue", "bug", "tracker", "support", "home", "source", "repo"):
+        for label, url in urls.items():
+            if word in label:
+                return str(url)
+    for name in ("Home-page", "Author-email", "Maintainer-email", "Author"):
+        value = dist.metadata.get(name)
+        if value:
+            return str(value)
+    return None
+
+
+def _quietly(read: Callable[[], str], default: str) -> str:
+    try:
+        return read()
+    except Exception:
+        return default

@@ -1,0 +1,275 @@
+"""`Runtime`: the executor, the caches and the listeners that the models of one registry share. Knows no plugin."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
+
+from mm_plugin.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mm_plugin.cache.embedding import EmbeddingCache
+    from mm_plugin.cache.single_flight import ComputeCache
+    from mm_plugin.cache.store import Store
+    from mm_plugin.events import Observers
+    from mm_plugin.identity.digests import Digests
+    from mm_plugin.settings import Settings
+    from mm_plugin.tasks import Preparer
+
+logger = logging.getLogger("mm_plugin")
+
+Services = Callable[[str], Mapping[str, Any]]
+MakeStore = Callable[[str, int], "Store"]
+
+
+class CallerHashes:
+    """What each hash given by a caller stood for, shared by every processor of a runtime. Final.
+
+    Attributes:
+        store: content by hash; every entry counts one byte, so the capacity is the number of entries.
+        lock: held while the hashes of a request are compared and stored, since two requests may bring one hash with different
+            media at the same time.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.lock = threading.Lock()
+
+    def bind(self, claims: Sequence[tuple[bytes, bytes, str]]) -> str | None:
+        """Remember what each name stands for, all of a request's or none.
+
+        Args:
+            claims: a name, the 32 bytes of content that it stands for, and the path that an error would show.
+
+        Returns:
+            The path of the first name that stood for other content before; None where all are bound.
+        """
+        with self.lock:
+            bound: dict[bytes, bytes] = {}
+            for name, content, path in claims:
+                if bound.setdefault(name, self.store.get(name) or content) != content:
+                    return path
+            for name, content in bound.items():
+                self.store.put(name, content, 1)
+        return None
+
+
+class Runtime:
+    """What a registry lends to the processors and encoders that it opens. Final; safe to use from several threads.
+
+    Everything is made when it is first read. A context manager; leaving it closes what it made, not what it was given.
+
+    Example:
+        >>> from mm_plugin.settings import Settings
+        >>> with Runtime(Settings(threads=2)) as runtime:
+        ...     runtime.executor.submit(sum, [1, 2]).result()
+        3
+
+    Args:
+        settings: limits and switches.
+        executor: runs the per-item stages; must run them in this process. Where None, a thread pool of `settings.threads`.
+        preprocess_store: keeps prepared items; where None, made by `make_store`.
+        embedding_cache: keeps encoder output; where None, made over a store of `make_store`.
+        services: returns the services of a kind (`observers`, `digests`) by name; may be called while this object's lock is held,
+            so it must not wait for a thread that uses this object.
+        make_store: makes a store from its kind and its capacity in bytes, with the same condition; knows `memory` alone where None.
+        preparer: prepares media inputs, in other processes for example; threads of `executor` where None. It is not closed.
+
+    Attributes:
+        settings: limits and switches.
+        preparer: prepares media inputs in place of this process's threads, or None.
+        closed: set when the runtime is closed.
+
+    Raises:
+        UsageError: the executor runs its work in other processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        executor: Executor | None = None,
+        preprocess_store: Store | None = None,
+        embedding_cache: EmbeddingCache | None = None,
+        services: Services | None = None,
+        make_store: MakeStore | None = None,
+        preparer: Preparer | None = None,
+    ) -> None:
+        if isinstance(executor, ProcessPoolExecutor):
+            raise UsageError(
+                "executor: expected one that runs in this process, got a ProcessPoolExecutor; use threads",
+                argument="executor",
+            )
+        self.settings = settings
+        self.preparer = preparer
+        self.closed = threading.Event()
+        self._services: Services = services or _no_services
+        self._make_store: MakeStore = make_store or _memory_alone
+        self._executor, self._preprocess_store, self._embedding_cache = executor, preprocess_store, embedding_cache
+        self._preprocess_cache: ComputeCache | None = None
+        self._caller_hashes: CallerHashes | None = None
+        self._observers: Observers | None = None
+        self._digests: Digests | None = None
+        self._own_pool: ThreadPoolExecutor | None = None
+        self._owned: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the per-item stages.
+
+        Raises:
+            UsageError: the runtime is closed.
+        """
+        with self._lock:
+            self.check_open()
+            if self._executor is None:
+                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin")
+                self._executor = self._own_pool = pool
+            return self._executor
+
+    @property
+    def preprocess_store(self) -> Store:
+        """Keeps prepared items by source key.
+
+        Raises:
+            UsageError: the runtime is closed, or the settings name an unknown store.
+            PluginLoadError: the plugin that offers the store is broken.
+        """
+        with self._lock:
+            self.check_open()
+            if self._preprocess_store is None:
+                self._preprocess_store = self._new_store(
+                    self.settings.preprocess_store, self.settings.preprocess_cache_bytes
+                )
+            return self._preprocess_store
+
+    @property
+    def preprocess_cache(self) -> ComputeCache:
+        """Prepares each item once, over `preprocess_store`; shared, so that models that prepare the same share the result.
+
+        Raises:
+            UsageError, PluginLoadError: as for `preprocess_store`.
+        """
+        from mm_plugin.cache.single_flight import ComputeCache
+
+        with self._lock:
+            if self._preprocess_cache is None:
+                self._preprocess_cache = ComputeCache(self.preprocess_store)
+            return self._preprocess_cache
+
+    @property
+    def embedding_cache(self) -> EmbeddingCache:
+        """Keeps encoder output; pass it to `embed_mm_inputs`.
+
+        Raises:
+            UsageError, PluginLoadError: as for `preprocess_store`.
+        """
+        from mm_plugin.cache.embedding import EmbeddingCache
+
+        with self._lock:
+            self.check_open()
+            if self._embedding_cache is None:
+                capacity = self.settings.embedding_cache_bytes
+                self._embedding_cache = EmbeddingCache(
+                    capacity, store=self._new_store(self.settings.embedding_store, capacity)
+                )
+            return self._embedding_cache
+
+    @property
+    def caller_hashes(self) -> CallerHashes:
+        """What each hash given by a caller stood for: the last `max_caller_hashes` of the settings."""
+        from mm_plugin.cache.memory import MemoryStore
+
+        with self._lock:
+            if self._caller_hashes is None:
+                self._caller_hashes = CallerHashes(MemoryStore(self.settings.max_caller_hashes))
+            return self._caller_hashes
+
+    @property
+    def observers(self) -> Observers:
+        """Receive every event."""
+        from mm_plugin.events import Observers
+
+        with self._lock:
+            if self._observers is None:
+                self._observers = Observers(self._services("observers").values())
+            return self._observers
+
+    @property
+    def digests(self) -> Digests:
+        """Hash on each kind of device."""
+        from mm_plugin.identity.digests import Digests
+
+        with self._lock:
+            if self._digests is None:
+                self._digests = Digests(self._services("digests"))
+            return self._digests
+
+    def check_open(self) -> None:
+        """Refuse to go on once the runtime is closed.
+
+        Raises:
+            UsageError: it is closed.
+        """
+        if self.closed.is_set():
+            raise UsageError("the registry is closed", argument="registry")
+
+    def own(self, release: Callable[[], None]) -> None:
+        """Call `release` when the runtime is closed, after its own threads have ended and what was owned before is released.
+
+        Args:
+            release: takes nothing; what it raises is logged.
+
+        Raises:
+            UsageError: the runtime is closed.
+        """
+        with self._lock:
+            self.check_open()
+            self._owned.append(release)
+
+    def close(self) -> None:
+        """Stop the threads and close the caches that the runtime made itself. Calling it twice is harmless."""
+        with self._lock:
+            self.closed.set()
+            pool, self._own_pool = self._own_pool, None
+            owned, self._owned = self._owned, []
+        if pool is not None:
+            # The threads first, so that no item is still being prepared when the stores close.
+            pool.shutdown(wait=True, cancel_futures=True)
+        for release in owned:
+            try:
+                release()
+            except Exception:
+                # A plugin's store; the others must be closed all the same.
+                logger.warning("mm-plugin: closing failed in %r; the others are closed", release, exc_info=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_store(self, name: str, capacity_bytes: int) -> Store:
+        store = self._make_store(name, capacity_bytes)
+        self.own(store.close)
+        return store
+
+
+def _no_services(_kind: str) -> Mapping[str, Any]:
+    return {}
+
+
+def _memory_alone(name: str, capacity_bytes: int) -> Store:
+    from mm_plugin.cache.memory import MemoryStore
+
+    if name != "memory":
+        raise UsageError(f"store: expected 'memory', got {name!r}", argument="store")
+    return MemoryStore(capacity_bytes)

@@ -1,0 +1,135 @@
+"""The unit of work that may leave the process: a media input to prepare, and what became of it. Knows no author's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from mm_plugin.arrays import storage_bytes
+from mm_plugin.errors import MMPluginError
+from mm_plugin.items import Modality, MultimodalInputFormat
+from mm_plugin.media.source import MediaSource
+from mm_plugin.placeholders import Replacement
+
+
+class ModelRef(msgspec.Struct, frozen=True):
+    """Which model a task is for: what a worker passes to `Registry.load_processor`, once for all tasks of the model.
+
+    Attributes:
+        checkpoint: folder or hub id.
+        plugin: name of the plugin that serves it.
+        architecture: the architecture that it is served as, or None for the checkpoint's own.
+        fallback: as for `Registry.resolve`.
+        options: options given at load.
+
+    >>> ModelRef("/models/a", "qwen2_vl", options={"resize": "pillow"}).arguments()["plugin"]
+    'qwen2_vl'
+    """
+
+    checkpoint: str
+    plugin: str
+    architecture: str | None = None
+    fallback: str = "unclaimed"
+    options: Mapping[str, Any] = {}
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `Registry.load_processor`, the checkpoint among them."""
+        named = {name: getattr(self, name) for name in ("checkpoint", "plugin", "architecture", "fallback")}
+        return {**named, **self.options}
+
+
+class PrepareTask(msgspec.Struct, frozen=True, eq=False):
+    """One media input to prepare, with everything that a worker needs. It can be pickled.
+
+    Attributes:
+        model: the model that it is prepared for.
+        modality: what it is.
+        path: where it stands in its request, such as `images[2]`; errors name it.
+        source: the media input, not decoded yet.
+        size: its size, as the author's `layout` got it.
+        options: the author's `Options`, all resolved.
+        fields: what `layout` returned.
+        replacement: the tokens that stand for it.
+        salt: separates tenants.
+    """
+
+    model: ModelRef
+    modality: Modality
+    path: str
+    source: MediaSource
+    size: Any
+    options: Any
+    fields: Mapping[str, Any]
+    replacement: Replacement
+    salt: str | bytes | None = None
+
+
+class JointTask(msgspec.Struct, frozen=True, eq=False):
+    """A whole request that must be prepared together. It can be pickled.
+
+    Attributes:
+        model: the model that it is prepared for.
+        text: the prompt with its placeholders.
+        rendered: the text is a rendered chat template and has its special tokens already.
+        sources: the media inputs by modality, in order, each with its size.
+        options: the author's `Options`, all resolved.
+        salt: separates tenants.
+    """
+
+    model: ModelRef
+    text: str
+    rendered: bool
+    sources: Mapping[Modality, Sequence[tuple[MediaSource, Any]]]
+    options: Any
+    salt: str | bytes | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """One prepared media input, as the preprocess cache keeps it; shared by every request that repeats it.
+
+    Attributes:
+        fields: the model fields.
+        replacement: the tokens that stand for it.
+        feature: what the encoder reads.
+        identity: 32 bytes.
+        format: in which form it came.
+        embeddings: embeddings that came with it, in place of the feature.
+        seconds: how long the preparation took.
+    """
+
+    fields: Mapping[str, Any]
+    replacement: Replacement
+    feature: Any
+    identity: bytes
+    format: MultimodalInputFormat = MultimodalInputFormat.NORMAL
+    embeddings: Any = None
+    seconds: float = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it keeps alive: of whole arrays and storages, also where it holds a view of them."""
+        held = (self.feature, self.embeddings, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
+        return sum(map(storage_bytes, held))
+
+
+class Preparer(Protocol):
+    """Prepares tasks: in threads of this process, in other processes, or on another machine."""
+
+    def prepare(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
+        """A `Prepared` (a `JointPrepared` for a `JointTask`) or an `MMPluginError` for each task, in order.
+
+        A task that fails leaves the others as they are. What is raised is a fault of the preparer itself.
+        """
+
+
+def outcome(found: Any) -> Any:
+    """What a preparer returned for a task; an error that it returned is raised.
+
+    Raises:
+        MMPluginError: the task failed.
+    """
+    if isinstance(found, MMPluginError):
+        raise found
+    return found
