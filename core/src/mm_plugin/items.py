@@ -64,7 +64,7 @@ class MultimodalInputFormat(enum.Enum):
 
 Offset = tuple[int, int]
 
-# Modality, identity (the hash where there is none), number of embeddings.
+# Length of an `item_key`, which begins the key of the item's embeddings.
 ITEM_KEY_BYTES = 32
 
 
@@ -247,8 +247,7 @@ def item_key(item: MultimodalDataItem) -> bytes:
         32 bytes.
 
     Example:
-        >>> from mm_plugin.items import item_key
-        >>> from mm_plugin.items import Modality, MultimodalDataItem
+        >>> from mm_plugin.items import Modality, MultimodalDataItem, item_key
         >>> one = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(3, 6)])
         >>> elsewhere = MultimodalDataItem(modality=Modality.IMAGE, hash=7, offsets=[(10, 13)])
         >>> item_key(one) == item_key(elsewhere)
