@@ -21,6 +21,7 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
     """
     missing = [item for item in request.items if item.prepared is None]
     found: dict[int, tuple[Any, bool]] = {}
+    seconds = 0.0
     if missing:
         began = time.perf_counter()
         tasks = [_task(model, request, item) for item in missing]
@@ -37,8 +38,13 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
         found = {id(item): answer for item, answer in zip(missing, answers, strict=True)}
     ready = []
     for item in request.items:
-        value, cached = found.get(id(item), (item.prepared, item.cached))
-        ready.append(_ready(item, value, cached, seconds if id(item) in found else 0.0))
+        if item.prepared is None:
+            prepared, joined = found[id(item)]
+            # What was prepared for this request took its own time, any other the time that it was waited for.
+            taken = seconds if joined else prepared.seconds
+            ready.append(_ready(item, prepared, joined, item.seconds + taken))
+        else:
+            ready.append(_ready(item, item.prepared, item.cached, item.seconds))
     return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
 
 
@@ -74,6 +80,5 @@ def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> Prepa
     )
 
 
-def _ready(item: MeasuredItem, prepared: Prepared, cached: bool, waited: float) -> ReadyItem:
-    seconds = item.seconds + (min(prepared.seconds, waited) or waited if not cached else waited)
+def _ready(item: MeasuredItem, prepared: Prepared, cached: bool, seconds: float) -> ReadyItem:
     return ReadyItem(item.modality, item.path, item.caller_hash, prepared, item.key, cached, item.claim, seconds)
