@@ -19,7 +19,7 @@ from rich.table import Table
 import mm_plugin
 from mm_plugin.cli.drawing import draw, row_view, video_view
 from mm_plugin.cli.plugins import plugin_table
-from mm_plugin.demo.base import Demo, DrawsViews, ShownVideo, ShowsVideos, View, sample_images
+from mm_plugin.demo.base import Demo, DemoVideo, DrawsViews, ShowsVideos, View, sample_images
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
 from mm_plugin.media.images import open_image
@@ -125,7 +125,7 @@ class _Show:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
         self._names = [name for name, _ in (*images, *videos)]
         self._images, self._videos = [_plain_png(data) for _, data in images], [data for _, data in videos]
-        self._footages: list[ShownVideo] = []
+        self._footages: list[DemoVideo] = []
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
@@ -168,24 +168,24 @@ class _Show:
         return self._processor.process(self._prompt, images, self._videos)
 
     def _facts(self, data: bytes, item: MultimodalDataItem) -> dict[str, str]:
-        boxes = self._demo.row_boxes(self._processor, item)
+        boxes = self._demo.embedding_boxes(self._processor, item)
         with Image.open(io.BytesIO(data)) as image:
             size = f"{image.height} x {image.width}"
         return {"size": size, "resized": f"{boxes.height} x {boxes.width}", **self._common_facts(item)}
 
-    def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownVideo:
+    def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> DemoVideo:
         """The video with the frames that the plugin chose of it."""
         assert isinstance(self._processor, AcceptsVideos)
         size = open_video(data, path="video", settings=Settings()).probe()
         chosen = self._processor.sample(size, self._processor.options)
-        return ShownVideo(
+        return DemoVideo(
             name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
         )
 
-    def _video_facts(self, footage: ShownVideo) -> dict[str, str]:
+    def _video_facts(self, footage: DemoVideo) -> dict[str, str]:
         times = ", ".join(f"{time:.2f}" for time in footage.size.timestamps[:_FRAMES_NAMED])
         more = ", ..." if footage.size.frames > _FRAMES_NAMED else ""
-        boxes = self._demo.row_boxes(self._processor, footage.item)
+        boxes = self._demo.embedding_boxes(self._processor, footage.item)
         return {
             "size": f"{footage.size.height} x {footage.size.width}",
             "resized": f"{boxes.height} x {boxes.width}",
@@ -277,7 +277,7 @@ class _Show:
     def _views(self, name: str, data: bytes, item: MultimodalDataItem) -> Sequence[View]:
         if isinstance(self._demo, DrawsViews):
             return self._demo.views(self._processor, item, name, data)
-        return [row_view(name, data, self._demo.row_boxes(self._processor, item))]
+        return [row_view(name, data, self._demo.embedding_boxes(self._processor, item))]
 
     def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
         cache = self._registry.embedding_cache if cached else None

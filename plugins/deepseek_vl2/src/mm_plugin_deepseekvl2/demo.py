@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from mm_plugin import ModelProcessor, MultimodalDataItem
-from mm_plugin.demo import Demo, DrawsViews, Reference, RowBoxes, View
+from mm_plugin.demo import Demo, DrawsViews, EmbeddingBoxes, ReferenceOutput, View
 from mm_plugin_deepseekvl2.testing import language_config, make_checkpoint
 
 Box = tuple[int, int, int, int]
@@ -67,7 +67,9 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         """See `Demo`."""
         return model.language.get_input_embeddings()
 
-    def reference(self, model: _Model, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
+    def reference(
+        self, model: _Model, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]
+    ) -> ReferenceOutput:
         """See `Demo`."""
         ids = torch.from_numpy(input_ids)
         tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
@@ -77,7 +79,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             embeds = model.language.get_input_embeddings()(ids).clone()
             embeds[ids == image_token] = torch.cat(rows)
             logits = model.language(inputs_embeds=embeds[None]).logits[0]
-        return Reference(embeds, logits)
+        return ReferenceOutput(embeds, logits)
 
     def logits(self, model: _Model, input_embeds: torch.Tensor, position_ids: np.ndarray | None) -> torch.Tensor:
         """See `Demo`."""
@@ -85,7 +87,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             logits: torch.Tensor = model.language(inputs_embeds=input_embeds[None]).logits[0]
         return logits
 
-    def row_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> RowBoxes:
+    def embedding_boxes(self, processor: ModelProcessor, item: MultimodalDataItem) -> EmbeddingBoxes:
         """See `Demo`: of the tiles put together; rows of the thumbnail, newlines and the separator lie nowhere in them."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side = processor.options.image_size
@@ -95,7 +97,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             for column in range(columns)
             for left, top, right, bottom in _tile_boxes(processor)
         )
-        return RowBoxes(rows * side, columns * side, boxes)
+        return EmbeddingBoxes(rows * side, columns * side, boxes)
 
     def views(self, processor: ModelProcessor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
         """See `DrawsViews`: the thumbnail, the tiles on the image, and the order of the tokens."""
@@ -103,7 +105,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         side, tokens = processor.options.image_size, processor.options.tile_side
         tiles = np.asarray(item.feature)
         local = tiles[-rows * columns :].reshape(rows, columns, side, side, 3).swapaxes(1, 2)
-        whole = self.row_boxes(processor, item)
+        whole = self.embedding_boxes(processor, item)
         frames = tuple(
             (column * side, row * side, (column + 1) * side, (row + 1) * side)
             for row in range(rows)
