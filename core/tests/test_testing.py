@@ -1,4 +1,4 @@
-"""The author's kit: each sweep passes a right plugin, and each rule of it is broken by one plugin that it alone catches."""
+"""The author's kit: each sweep passes a correct plugin, and each of its rules is broken by one plugin that it alone catches."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def opener(cls: type[ModelProcessor], runtime: Runtime) -> Any:
 MEDIA = {Modality.IMAGE: np.arange(40 * 3 * 3, dtype=np.uint8).reshape(40, 3, 3)}
 
 
-def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
+def test_a_correct_plugin_passes_and_reports_what_changed(runtime: Runtime) -> None:
     trials = sweep_options(opener(Right, runtime), MEDIA)
     assert {trial.option for trial in trials} == {"background", "size", "tone", "rate"}
     assert {trial.option for trial in trials if trial.changed} == {"size", "tone"}
@@ -134,8 +134,8 @@ def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (ReadsAnothersOption, "rate=12 on images changes the output, and For says that it is not about them"),
-        (DeclaresWrongly, "size=16 on images changes the output"),
+        (ReadsAnothersOption, "rate=12 on images changes the item, although its OptionScope does not name them"),
+        (DeclaresWrongly, "size=16 on images changes the item"),
     ],
 )
 def test_a_wrong_plugin_is_caught(runtime: Runtime, cls: type[ModelProcessor], message: str) -> None:
@@ -147,7 +147,7 @@ def test_a_source_key_that_misses_an_option_is_caught(runtime: Runtime, monkeypa
     from mm_plugin.processor.options import OptionTable
 
     monkeypatch.setattr(OptionTable, "effective", lambda self, options, modality: bytes(32))
-    with pytest.raises(AssertionError, match="size=16 on images changes the output and not the source key"):
+    with pytest.raises(AssertionError, match="size=16 on images changes the item but not the source key"):
         sweep_options(opener(Right, runtime), MEDIA)
 
 
@@ -160,12 +160,12 @@ def test_an_option_that_enters_every_key_is_caught(runtime: Runtime, monkeypatch
         sweep_options(opener(Right, runtime), MEDIA)
 
 
-def test_an_option_of_which_no_value_is_accepted_is_told(runtime: Runtime) -> None:
-    with pytest.raises(AssertionError, match="no other value of size was accepted"):
+def test_an_option_of_which_no_value_is_accepted_is_reported(runtime: Runtime) -> None:
+    with pytest.raises(AssertionError, match="size: none of the values tried was accepted"):
         sweep_options(opener(Right, runtime), MEDIA, values={"size": ["wide"]})
 
 
-def test_provenance_holds_for_a_right_reader(runtime: Runtime) -> None:
+def test_provenance_holds_for_a_correct_reader(runtime: Runtime) -> None:
     assert sweep_provenance(opener(Right, runtime)(), media=MEDIA[Modality.IMAGE], rounds=60) == 0
 
 

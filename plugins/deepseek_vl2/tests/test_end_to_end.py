@@ -120,7 +120,7 @@ def test_survivors_of_a_limit_grow_when_few_enough_are_left(processor: ModelProc
 
 @pytest.mark.case("2.5")
 @pytest.mark.parametrize(("slots", "images"), [(0, 1), (1, 0), (1, 3), (3, 1)])
-def test_a_wrong_number_of_images_is_told_with_both_counts(
+def test_a_wrong_number_of_images_is_reported_with_both_counts(
     processor: ModelProcessor, noisy: Any, slots: int, images: int
 ) -> None:
     with pytest.raises(PlaceholderError) as caught:
@@ -138,7 +138,7 @@ def test_expanded_ids_give_the_same_request(processor: ModelProcessor, noisy: An
         processor.process(output.input_ids[:-1], images, expanded=True)
 
 
-def test_ids_without_offsets_are_padded_by_runs_where_images_do_not_touch(
+def test_ids_without_offsets_are_padded_by_runs_where_images_are_not_adjacent(
     processor: ModelProcessor, noisy: Any
 ) -> None:
     images = [noisy(96, 100), noisy(48, 48)]

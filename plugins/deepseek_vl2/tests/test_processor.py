@@ -127,7 +127,7 @@ def test_the_recorded_gray_image_equals_its_rgb_form(processor: ModelProcessor, 
 
 
 @pytest.mark.case("3.7")
-def test_transparency_stands_on_the_background(processor: ModelProcessor, image: Any) -> None:
+def test_transparent_images_are_composed_over_the_background(processor: ModelProcessor, image: Any) -> None:
     image = image("images/ds_coffee_300x300.png").convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     features = []
@@ -139,7 +139,7 @@ def test_transparency_stands_on_the_background(processor: ModelProcessor, image:
     assert features[0].identity != features[1].identity
 
 
-def test_padding_has_the_mean_color_and_normalising_can_be_off(registry: Registry, tmp_path: Path) -> None:
+def test_padding_has_the_mean_color_and_normalization_can_be_off(registry: Registry, tmp_path: Path) -> None:
     given = {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.2, 0.5, 1.0], "normalize": True}
     folder = make_checkpoint(tmp_path, settings=tiny_settings() | given)
     (item,) = items_of(registry.load_processor(folder), [Image.new("RGB", (384, 10))])
@@ -152,7 +152,7 @@ def test_padding_has_the_mean_color_and_normalising_can_be_off(registry: Registr
     assert np.array_equal(item.feature[0, :, 0, 0], np.float32([25, 127, 229]) / np.float32(255))
 
 
-def test_a_feature_is_no_view_of_the_callers_array(processor: ModelProcessor) -> None:
+def test_a_feature_does_not_share_memory_with_the_callers_array(processor: ModelProcessor) -> None:
     pixels = np.full((384, 384, 3), 7, dtype=np.uint8)
     (item,) = items_of(processor, [pixels])
     pixels[:] = 9
@@ -173,12 +173,12 @@ def test_options_that_loading_may_not_give(registry: Registry, checkpoint: Path,
         registry.load_processor(checkpoint, **options)
 
 
-def test_a_background_that_is_no_color_is_the_requests_fault(processor: ModelProcessor) -> None:
+def test_a_background_that_is_not_a_color_is_the_requests_fault(processor: ModelProcessor) -> None:
     with pytest.raises(RequestError):
         processor.process("<image>", [Image.new("RGB", (9, 9))], background=(1, 2))
 
 
-@pytest.mark.parametrize("broken", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(60), None, 7, "x.png"])
+@pytest.mark.parametrize("broken", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(60), None, 7, "x.png"])
 def test_a_broken_image_is_named(processor: ModelProcessor, image: Any, broken: Any) -> None:
     good = io.BytesIO()
     image("images/ds_coffee_300x300.png").save(good, "PNG")

@@ -36,11 +36,11 @@ def test_every_recorded_size(processor: ModelProcessor, golden: Callable[[str], 
     for case in cases:
         height, width = case["height"], case["width"]
         for images, expected in ((1, case["cropping_on"]), (2, case["cropping_on"]), (3, case["cropping_off"])):
-            told = f"{case['id']}, {images} images"
-            assert crop(processor, height, width, images) == expected["images_spatial_crop"], told
+            where = f"{case['id']}, {images} images"
+            assert crop(processor, height, width, images) == expected["images_spatial_crop"], where
             rows = expected["num_image_tokens"]
             found = processor.count("image", (height, width), counts={Modality.IMAGE: images})
-            assert found == (rows, rows), told
+            assert found == (rows, rows), where
         columns, rows = case["tiles_w_h"]
         assert [columns * 384, rows * 384] == case["best_resolution"]
 
