@@ -121,9 +121,24 @@ def test_the_plugin_of_the_page_on_plugins_works(tmp_path: Path, monkeypatch: py
         assert states["tiny_vl"] == "available"
         try_videos(importlib.import_module("tiny_vl.videos").Videos())
         assert importlib.import_module("tiny_vl.grids").GridOptions().factor == 32
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        try_shared_tests(importlib.import_module("tiny_vl.test_tiny_vl"), tmp_path / "checkpoint")
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "tiny_vl"]:
             del sys.modules[module]
+
+
+def try_shared_tests(module: Any, checkpoint: Path) -> None:
+    """The page's own test classes, with what pytest would pass to them."""
+    with discover() as registry:
+        module.TestOptions().test_every_option_that_changes_an_item_changes_its_source_key(registry, checkpoint)
+        corpus = module.TestCorpus()
+        for modality in corpus.modalities:
+            corpus.test_every_odd_media_input_is_taken_or_refused_as_it_must(
+                registry.load_processor(checkpoint), modality
+            )
+    module.TestImports().test_light_modules_import_neither_torch_nor_transformers()
+    module.TestImports().test_what_serves_imports_no_demo_no_command_and_no_kit()
 
 
 def try_videos(videos: Any) -> None:

@@ -100,13 +100,13 @@ def test_every_recorded_batch(
         assert sha256(found["images"]) == batch["images_sha256"]
 
 
-def test_a_batch_of_nothing_and_of_rows_is_refused(processor: ModelProcessor) -> None:
+def test_a_batch_of_nothing_and_of_embeddings_is_refused(processor: ModelProcessor) -> None:
     from mm_plugin import PrecomputedEmbeddings
 
     with pytest.raises(UsageError, match="at least one"):
         batchify(processor, [])
     rows = PrecomputedEmbeddings(np.zeros((421, 24), dtype=np.float32), {"images_spatial_crop": [[1, 1]]})
-    with pytest.raises(UsageError, match="rows"):
+    with pytest.raises(UsageError, match="embeddings"):
         batchify(processor, [processor.process("<image>", [rows])])
 
 
@@ -306,10 +306,10 @@ def test_a_chat_template_of_the_folder_is_kept(registry: Registry, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["bos_token", "eos_token"])
-def test_a_folder_that_names_no_bos_or_eos_is_refused(registry: Registry, tmp_path: Path, name: str) -> None:
+def test_a_folder_without_bos_or_eos_is_refused(registry: Registry, tmp_path: Path, name: str) -> None:
     folder = make_checkpoint(tmp_path)
     edited(folder, "tokenizer_config.json", lambda described: described.pop(name))
-    with pytest.raises(UsageError, match=f"tokenizer_config.json names no {name}"):
+    with pytest.raises(UsageError, match=f"tokenizer_config.json has no {name}"):
         registry.load_processor(folder)
 
 
