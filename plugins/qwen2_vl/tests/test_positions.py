@@ -125,8 +125,8 @@ def test_text_alone_counts_on() -> None:
         max_size=5,
     )
 )
-def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, int, int, int]]) -> None:
-    """The paper's rule, token by token; time is one of the axes, which transformers 5.24 leaves out behind a video."""
+def test_text_continues_from_the_largest_of_all_axes(parts: list[tuple[bool, int, int, int, int]]) -> None:
+    """The paper's rule, token by token; time is one of the axes, which transformers 5.24 ignores after a video."""
     segments: list[tuple[str, Any]] = []
     expected: list[tuple[int, int, int]] = []
 
@@ -149,7 +149,7 @@ def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, 
 
 
 @pytest.mark.case("4.6")
-def test_generation_goes_on_behind_a_long_video_at_the_end() -> None:
+def test_generation_continues_after_a_long_video_at_the_end() -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (7, 4, 6))])
     found, delta = positions(items, seq=seq, config=CONFIG)
     assert extend_positions(found, delta, seq + 2)[:, seq:].tolist() == [[3 + 7, 3 + 7 + 1]] * 3

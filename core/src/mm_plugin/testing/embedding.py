@@ -25,6 +25,8 @@ class CallCounter:
     Attributes:
         calls: items in each call.
         seen: (identity, number of embeddings) of every item, in the order in which they were encoded.
+
+    `CallCounter(encoder).as_mapping()` replaces `encoder` in a call of `embed_mm_inputs`; `calls` then says how often it ran.
     """
 
     def __init__(self, encoder: Encoder) -> None:

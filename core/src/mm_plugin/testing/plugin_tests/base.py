@@ -18,6 +18,15 @@ class PluginTests:
     Attributes:
         PARAMETERS: by name of a test's parameter, the class attribute that holds its values: a mapping from ids to values, or a
             sequence of values.
+
+    >>> class Shared(PluginTests):
+    ...     PARAMETERS = {"size": "SIZES"}
+    ...     SIZES = (1, 2)
+    ...
+    ...     def test_a_size_is_positive(self, size: int) -> None:
+    ...         assert size > 0
+    >>> class TestMine(Shared):
+    ...     SIZES = (7,)
     """
 
     PARAMETERS: ClassVar[Mapping[str, str]] = {}

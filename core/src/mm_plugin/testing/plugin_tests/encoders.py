@@ -40,7 +40,7 @@ class EncoderTests(PluginTests):
     TOLERANCE: ClassVar[float] = 1e-5
 
     def items(self, processor: Any, modality: Modality) -> Any:
-        """Processed media of one modality and several sizes, each time anew."""
+        """Processed media of one modality and several sizes, processed again on each call."""
         raise NotImplementedError
 
     def make_checkpoint(self, folder: Path, *, seed: int | None = None) -> Path:

@@ -27,6 +27,9 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         prompt: text.
         media: by argument, such as `images`.
         options: of the request.
+
+    >>> Request("a <image>", {"images": [b"a PNG file"]}, {"max_pixels": 784}).options
+    {'max_pixels': 784}
     """
 
     prompt: str

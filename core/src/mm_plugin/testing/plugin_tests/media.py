@@ -25,6 +25,9 @@ def image_of(index: int = 0, height: int = 90, width: int = 130) -> Image.Image:
         index: even or odd.
         height: pixels.
         width: pixels.
+
+    >>> image_of(0, height=20, width=30).size
+    (30, 20)
     """
     return _bundled(index).resize((width, height), Image.Resampling.BOX)
 

@@ -1,4 +1,4 @@
-"""Media that a processor or an encoder prepared already: taken as they are, checked in everything, equal to raw ones in the end."""
+"""Media that a processor or an encoder prepared already: accepted as they are, checked in every respect, equal to raw ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PreparedMediaTests(PluginTests):
         return PrecomputedEmbeddings(embeddings, dict(item.model_specific_data))
 
     def again(self, processor: Any, items: Sequence[MultimodalDataItem], media: Sequence[Any]) -> Any:
-        """The raw request with other media in place of its items."""
+        """The raw request with other media instead of its own."""
         given: dict[str, list[Any]] = {}
         for item, value in zip(items, media, strict=True):
             given.setdefault(item.modality.argument, []).append(value)
@@ -119,7 +119,7 @@ class PreparedMediaTests(PluginTests):
 
 
 class PreparedFieldsTests(PluginTests):
-    """Prepared media of one modality: what does not fit is the client's fault, and nothing large is made. Needs `processor`.
+    """Prepared media of one modality: what does not fit is the client's fault. Needs `processor` and `encoder`.
 
     Attributes:
         MODALITY: of the media.

@@ -33,6 +33,9 @@ class OptionSweepTests(PluginTests):
         CHANGING: by modality, the options some value of which must change the item.
         MAY_CHANGE: by modality, further options that may, depending on the media.
         VALUES: by option, the values to try, where those near the default are not enough.
+
+    >>> class TestOptions(OptionSweepTests):
+    ...     CHANGING = {Modality.IMAGE: {"background", "max_pixels"}}
     """
 
     CHANGING: ClassVar[Mapping[Modality, Collection[str]]]
@@ -62,7 +65,10 @@ class ProvenanceTests(PluginTests):
     """Client text that looks like special tokens stays text. Needs `processor`.
 
     Attributes:
-        ROUNDS: random messages to try, beside one for each special token.
+        ROUNDS: random messages to try, in addition to one for each added token.
+
+    >>> class TestProvenance(ProvenanceTests):
+    ...     ROUNDS = 300
     """
 
     ROUNDS: ClassVar[int] = 150
@@ -72,11 +78,15 @@ class ProvenanceTests(PluginTests):
 
 
 class CorpusTests(PluginTests):
-    """Every odd media input becomes an item, or is refused as the caller's fault. Needs `processor`.
+    """Every odd media input becomes an item, or is refused as the client's fault. Needs `processor`.
 
     Attributes:
         TAKEN: by modality, how many entries of the corpus become items, at least.
         MAY_REFUSE: names of readable entries that the model cannot take, and therefore refuses.
+
+    >>> class TestCorpus(CorpusTests):
+    ...     TAKEN = {Modality.IMAGE: 100}
+    ...     MAY_REFUSE = ("png/1 x 300", "png/300 x 1")
     """
 
     PARAMETERS: ClassVar[Mapping[str, str]] = {"modality": "modalities"}
@@ -103,6 +113,9 @@ class ImportTests(PluginTests):
         PACKAGE: import name of the plugin.
         LIGHT: modules that a server without torch imports.
         RUNTIME: modules that a server imports to serve requests.
+
+    >>> class TestImports(ImportTests):
+    ...     PACKAGE = "my_vl"
     """
 
     PACKAGE: ClassVar[str]
