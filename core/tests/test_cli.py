@@ -190,12 +190,12 @@ def test_the_image_shows_text_and_items_in_prompt_order() -> None:
     import numpy as np
 
     from mm_plugin import Modality, MultimodalDataItem, MultimodalProcessorOutput
-    from mm_plugin.demo import RowBoxes, sample_images
+    from mm_plugin.demo import EmbeddingBoxes, sample_images
 
     item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(2, 5)])
     ids = np.arange(8)
     output = MultimodalProcessorOutput(input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0, mm_items=[item])
-    boxes = RowBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
+    boxes = EmbeddingBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
     sheet = np.asarray(draw([[row_view("cat", sample_images()[1][1], boxes)]], output, chunk=4))
     # The strip is the last rows of cells: count the runs of the first item's color and of text in one line of pixels.
     line = next(row for row in sheet[::-1] if (row == (0, 114, 178)).all(axis=1).any())

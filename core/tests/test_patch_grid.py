@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.nn import functional
-from toy import word_tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from mm_plugin.errors import RequestError, UsageError
@@ -41,7 +40,7 @@ def test_patches_are_embedded_as_the_convolution_does_in_float64(frames: int, bi
     weight = normal(width, 3, frames, side, side, seed=1) / 10
     offset = normal(width, seed=2) if bias else None
     embed = PatchEmbedding(weight, offset, mean=MEAN, std=STD, rescale=1 / 255, dtype=torch.float32)
-    footage = np.random.default_rng(3).integers(0, 256, (frames, 8, 12, 3), dtype=np.uint8)
+    video_frames = np.random.default_rng(3).integers(0, 256, (frames, 8, 12, 3), dtype=np.uint8)
     mean, std = (torch.tensor(part, dtype=torch.float64)[:, None, None, None] for part in (MEAN, STD))
 
     def truth(images: np.ndarray) -> torch.Tensor:
@@ -55,13 +54,13 @@ def test_patches_are_embedded_as_the_convolution_does_in_float64(frames: int, bi
         return out[0, :, 0].reshape(width, -1).T  # [n_patches, width], row after row
 
     sizes = {"patch_size": side, "merge_size": 1}
-    compact = patchify_frames(footage, frames, 8, 12, temporal_patch_size=frames, **sizes)
-    expected = truth(footage)
+    compact = patchify_frames(video_frames, frames, 8, 12, temporal_patch_size=frames, **sizes)
+    expected = truth(video_frames)
     floats = (torch.from_numpy(compact).reshape(-1, 3, frames * side**2).double() / 255 - mean[:, 0, 0]) / std[:, 0, 0]
     for feature in (torch.from_numpy(compact), floats.float().flatten(1), floats.flatten(1)):
         assert torch.allclose(embed(feature).double(), expected, rtol=0, atol=1e-5)
-    image = torch.from_numpy(patchify(footage[0], **sizes))
-    assert torch.allclose(embed(image).double(), truth(np.repeat(footage[:1], frames, axis=0)), rtol=0, atol=1e-5)
+    image = torch.from_numpy(patchify(video_frames[0], **sizes))
+    assert torch.allclose(embed(image).double(), truth(np.repeat(video_frames[:1], frames, axis=0)), rtol=0, atol=1e-5)
 
 
 def test_products_are_rounded_once_in_a_small_dtype() -> None:
@@ -159,7 +158,7 @@ def test_all_items_take_one_pass_and_embeddings_come_back_by_item() -> None:
 # ------------------------------------------------------------------ a model in a few lines
 
 PLUGIN = Path(__file__).parent / "data" / "patch_grid_plugin.py"
-SIZES = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+EDGES = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
 SETTINGS = {
     "patch_size": 16,
     "merge_size": 2,
@@ -170,7 +169,9 @@ SETTINGS = {
 
 
 @pytest.fixture
-def open_next(site: Any, open_registry: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def open_next(
+    site: Any, open_registry: Callable[..., Any], word_tokenizer: Callable[..., Any], tmp_path: Path
+) -> Callable[..., Any]:
     """Opens the processor of an installed plugin, over a checkpoint with the settings of released Qwen3-VL."""
     hooks = site.hooks(
         {
@@ -186,7 +187,7 @@ def open_next(site: Any, open_registry: Callable[..., Any], tmp_path: Path) -> C
     folder = tmp_path / "checkpoint"
     word_tokenizer(["<|image_pad|>"]).save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps({"architectures": ["NextVL"], "vocab_size": 8}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | {"size": SIZES}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | {"size": EDGES}))
     return lambda **options: open_registry().load_processor(folder, **options)
 
 
@@ -207,7 +208,7 @@ def test_a_model_of_other_numbers_has_the_patches_of_transformers(
     open_next: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     image = np.random.default_rng(size).integers(0, 256, (*size, 3), dtype=np.uint8)
-    reference = Qwen2VLImageProcessorPil(**SETTINGS, size=SIZES)(images=Image.fromarray(image), return_tensors="np")
+    reference = Qwen2VLImageProcessorPil(**SETTINGS, size=EDGES)(images=Image.fromarray(image), return_tensors="np")
     output = open_next(resize="pillow", feature_format="float32").process("<|image_pad|>", [image])
     (item,) = output.mm_items
     assert item.image_grid_thw.tolist() == reference["image_grid_thw"].tolist()

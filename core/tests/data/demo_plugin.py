@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import BaseOptions, Encoder, EncodesImages, Modality, ModelProcessor, Replacement
-from mm_plugin.demo import Demo, Reference, RowBoxes
+from mm_plugin.demo import Demo, EmbeddingBoxes, ReferenceOutput
 
 
 class Processor(ModelProcessor):
@@ -80,10 +80,10 @@ class Show(Demo):
         embeds[torch.from_numpy(input_ids) == 2] = torch.tensor(np.array(rows)).float() @ model["vision.weight"]
         if os.environ.get("SHOWN_WRONG"):
             embeds[0] += 1
-        return Reference(embeds, embeds * 2)
+        return ReferenceOutput(embeds, embeds * 2)
 
     def logits(self, model, input_embeds, position_ids):
         return input_embeds * 2
 
-    def row_boxes(self, processor, item):
-        return RowBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))
+    def embedding_boxes(self, processor, item):
+        return EmbeddingBoxes(64, 64, tuple((x, y, x + 32, y + 32) for y in (0, 32) for x in (0, 32)))

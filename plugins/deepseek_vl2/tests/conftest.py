@@ -1,12 +1,10 @@
-"""One registry, tiny checkpoints on disk, images and recorded numbers for all tests of this plugin."""
+"""Fixtures for all tests of this plugin: a registry, a tiny checkpoint, what is opened from it, images, recorded numbers."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,13 @@ import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.torch import load_file
 
 import mm_plugin
+from mm_plugin.testing.plugin_tests import recorded_numbers
+from mm_plugin.testing.plugin_tests.fixtures import registry
 from mm_plugin_deepseekvl2.testing import make_checkpoint
+
+__all__ = ["registry"]
 
 DATA = Path(__file__).parent / "data"
 
@@ -29,17 +30,7 @@ hypothesis.settings.load_profile("no deadline")
 @pytest.fixture(scope="session")
 def golden() -> Callable[[str], Any]:
     """Numbers that the model's own code gave, by file name."""
-
-    @functools.cache
-    def read(name: str) -> Any:
-        if name.endswith(".npz"):
-            with np.load(DATA / name) as arrays:
-                return dict(arrays)
-        if name.endswith(".safetensors"):
-            return load_file(DATA / name)
-        return json.loads((DATA / name).read_text(encoding="utf-8"))
-
-    return read
+    return recorded_numbers(DATA)
 
 
 @pytest.fixture(scope="session")
@@ -49,26 +40,19 @@ def image() -> Callable[[str], Image.Image]:
 
 
 @pytest.fixture(scope="session")
-def registry() -> Iterator[mm_plugin.Registry]:
-    """What is installed."""
-    with mm_plugin.discover(mm_plugin.Settings(threads=2)) as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ordinary tiny checkpoint, with the released models' tiles."""
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")
-def compact(registry: mm_plugin.Registry, checkpoint: Path) -> mm_plugin.ModelProcessor:
+def processor(registry: mm_plugin.Registry, checkpoint: Path) -> mm_plugin.ModelProcessor:
     """The processor as it is opened without options."""
     return registry.load_processor(checkpoint)
 
 
 @pytest.fixture(scope="session")
-def floats(registry: mm_plugin.Registry, checkpoint: Path) -> mm_plugin.ModelProcessor:
+def exact(registry: mm_plugin.Registry, checkpoint: Path) -> mm_plugin.ModelProcessor:
     """The model's own processor, bit for bit."""
     return registry.load_processor(checkpoint, feature_format="float32")
 

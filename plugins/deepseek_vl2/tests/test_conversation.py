@@ -44,13 +44,13 @@ def text_ids(text: str) -> list[int]:
 
 
 def test_every_recorded_prompt_and_conversation(
-    compact: ModelProcessor, golden: Any, image: Any, runs: Any, sha256: Any
+    processor: ModelProcessor, golden: Any, image: Any, runs: Any, sha256: Any
 ) -> None:
     seen = 0
     for case in golden("processor.json")["cases"]:
         if "error" in case:
             continue
-        output = sent(case, compact, image)
+        output = sent(case, processor, image)
         assert runs(output.input_ids) == case["input_ids_rle"], case["id"]
         assert sha256(output.input_ids.astype("<i8")) == case["input_ids_sha256_i64"]
         assert runs(output.token_modalities) == case["images_seq_mask_rle"]
@@ -71,18 +71,18 @@ def test_every_recorded_prompt_and_conversation(
     ],
 )
 def test_what_the_reference_refuses(
-    compact: ModelProcessor, golden: Any, image: Any, name: str, error: type[Exception] | None
+    processor: ModelProcessor, golden: Any, image: Any, name: str, error: type[Exception] | None
 ) -> None:
     (case,) = [case for case in golden("processor.json")["cases"] if case["id"] == name]
     assert "error" in case
     if error is None:
-        assert sent(case, compact, image).input_ids[0] == 0
+        assert sent(case, processor, image).input_ids[0] == 0
     else:
         with pytest.raises(error):
-            sent(case, compact, image)
+            sent(case, processor, image)
 
 
-@pytest.mark.parametrize("name", ["floats", "compact"])
+@pytest.mark.parametrize("name", ["exact", "processor"])
 def test_every_recorded_batch(
     request: pytest.FixtureRequest, golden: Any, image: Any, runs: Any, sha256: Any, name: str
 ) -> None:
@@ -100,18 +100,18 @@ def test_every_recorded_batch(
         assert sha256(found["images"]) == batch["images_sha256"]
 
 
-def test_a_batch_of_nothing_and_of_rows_is_refused(compact: ModelProcessor) -> None:
+def test_a_batch_of_nothing_and_of_embeddings_is_refused(processor: ModelProcessor) -> None:
     from mm_plugin import PrecomputedEmbeddings
 
     with pytest.raises(UsageError, match="at least one"):
-        batchify(compact, [])
+        batchify(processor, [])
     rows = PrecomputedEmbeddings(np.zeros((421, 24), dtype=np.float32), {"images_spatial_crop": [[1, 1]]})
-    with pytest.raises(UsageError, match="rows"):
-        batchify(compact, [compact.process("<image>", [rows])])
+    with pytest.raises(UsageError, match="embeddings"):
+        batchify(processor, [processor.process("<image>", [rows])])
 
 
-def test_a_batch_of_text_alone_has_the_references_empty_tile(compact: ModelProcessor) -> None:
-    found = batchify(compact, [compact.process("a")])
+def test_a_batch_of_text_alone_has_the_references_empty_tile(processor: ModelProcessor) -> None:
+    found = batchify(processor, [processor.process("a")])
     assert found["images"].shape == (1, 1, 3, 384, 384)
     assert not found["images"].any()
     assert found["images_spatial_crop"].tolist() == [[[0, 0]]]
@@ -131,13 +131,13 @@ def ids_of(processor: ModelProcessor, messages: list[dict[str, Any]], images: An
     return found
 
 
-def test_a_question_about_an_image(compact: ModelProcessor) -> None:
+def test_a_question_about_an_image(processor: ModelProcessor) -> None:
     content = [{"type": "image", "image": DOT}, {"type": "text", "text": "What? "}]
     expected = [0, USER_ID, *text_ids(": "), IMAGE_ID, *text_ids("\nWhat?\n\n"), ASSISTANT_ID, *text_ids(":")]
-    assert ids_of(compact, [{"role": "user", "content": content}]) == expected
+    assert ids_of(processor, [{"role": "user", "content": content}]) == expected
 
 
-def test_images_between_text(compact: ModelProcessor) -> None:
+def test_images_between_text(processor: ModelProcessor) -> None:
     content = [
         {"type": "text", "text": "This is image_1: "},
         {"type": "image"},
@@ -146,14 +146,14 @@ def test_images_between_text(compact: ModelProcessor) -> None:
         {"type": "text", "text": "\nWhich?"},
     ]
     said = "This is image_1: <image>\nThis is image_2: <image>\nWhich?"
-    whole = conversation_ids(compact.checkpoint.tokenizer, [{"role": "user", "content": said}]).tolist()
-    assert ids_of(compact, [{"role": "user", "content": content}], [DOT, DOT]) == whole
-    assert ids_of(compact, [{"role": "user", "content": [{"type": "image"}]}], [DOT]) == [
+    whole = conversation_ids(processor.checkpoint.tokenizer, [{"role": "user", "content": said}]).tolist()
+    assert ids_of(processor, [{"role": "user", "content": content}], [DOT, DOT]) == whole
+    assert ids_of(processor, [{"role": "user", "content": [{"type": "image"}]}], [DOT]) == [
         0, USER_ID, *text_ids(": "), IMAGE_ID, *text_ids("\n\n"), ASSISTANT_ID, *text_ids(":"),
     ]  # fmt: skip
 
 
-def test_turns_with_a_system_message(compact: ModelProcessor) -> None:
+def test_turns_with_a_system_message(processor: ModelProcessor) -> None:
     messages = [
         {"role": "system", "content": " Be terse. "},
         {"role": "user", "content": "Hi"},
@@ -164,12 +164,12 @@ def test_turns_with_a_system_message(compact: ModelProcessor) -> None:
         0, *text_ids("Be terse."), USER_ID, *text_ids(": Hi\n\n"), ASSISTANT_ID, *text_ids(":Yes."), 1,
         USER_ID, *text_ids(": And?\n\n"), ASSISTANT_ID, *text_ids(":"),
     ]  # fmt: skip
-    assert ids_of(compact, messages) == expected
+    assert ids_of(processor, messages) == expected
     # An answer that was begun is gone on with: no eos.
-    assert ids_of(compact, messages[1:3]) == [
+    assert ids_of(processor, messages[1:3]) == [
         0, USER_ID, *text_ids(": Hi\n\n"), ASSISTANT_ID, *text_ids(":Yes."),
     ]  # fmt: skip
-    assert ids_of(compact, [messages[1], {"role": "assistant", "content": None}]) == [
+    assert ids_of(processor, [messages[1], {"role": "assistant", "content": None}]) == [
         0, USER_ID, *text_ids(": Hi\n\n"), ASSISTANT_ID, *text_ids(":"),
     ]  # fmt: skip
 
@@ -196,10 +196,10 @@ def test_an_answer_is_tokenized_by_itself(registry: Registry, tmp_path: Path) ->
 
 
 @pytest.mark.case("2.1")
-def test_what_a_user_typed_stays_text(compact: ModelProcessor) -> None:
-    tokenizer = compact.checkpoint.tokenizer
+def test_what_a_user_typed_stays_text(processor: ModelProcessor) -> None:
+    tokenizer = processor.checkpoint.tokenizer
     text = "".join((BOS, EOS, *ADDED_TOKENS))
-    found = ids_of(compact, [{"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}], [DOT])
+    found = ids_of(processor, [{"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}], [DOT])
     special = [index for index in found if index in set(tokenizer.get_added_vocab().values())]
     assert special == [0, USER_ID, IMAGE_ID, ASSISTANT_ID]
     assert text in tokenizer.decode(found)
@@ -216,17 +216,17 @@ def test_what_a_user_typed_stays_text(compact: ModelProcessor) -> None:
         [{"role": "<|User|>", "content": "x"}],
     ],
 )
-def test_messages_that_the_format_has_no_place_for(compact: ModelProcessor, messages: list[dict[str, Any]]) -> None:
+def test_messages_that_the_format_has_no_place_for(processor: ModelProcessor, messages: list[dict[str, Any]]) -> None:
     with pytest.raises(RequestError):
-        compact.process(messages)
+        processor.process(messages)
 
 
-def test_grounding_is_the_callers_to_vouch_for(compact: ModelProcessor) -> None:
-    tokenizer = compact.checkpoint.tokenizer
+def test_grounding_is_the_callers_to_vouch_for(processor: ModelProcessor) -> None:
+    tokenizer = processor.checkpoint.tokenizer
     message = {"role": "<|User|>", "content": "<image>\n<|grounding|>Where is <|ref|>it<|/ref|>?"}
     found = conversation_ids(tokenizer, [message])
     assert [index for index in found.tolist() if index >= 259] == [265, 259, 264, 260, 261, 266]
-    assert len(compact.process(found, [DOT]).mm_items) == 1
+    assert len(processor.process(found, [DOT]).mm_items) == 1
 
 
 @pytest.mark.parametrize(
@@ -239,16 +239,16 @@ def test_grounding_is_the_callers_to_vouch_for(compact: ModelProcessor) -> None:
         [{"role": "user", "content": "\ud800"}],
     ],
 )
-def test_a_conversation_that_is_none_is_the_requests_fault(compact: ModelProcessor, messages: list[Any]) -> None:
+def test_a_conversation_that_is_none_is_the_requests_fault(processor: ModelProcessor, messages: list[Any]) -> None:
     with pytest.raises(RequestError):
-        conversation_ids(compact.checkpoint.tokenizer, messages)
+        conversation_ids(processor.checkpoint.tokenizer, messages)
 
 
 # --- the tokenizer ------------------------------------------------------------------------------------------------------
 
 
-def test_the_references_tokens_are_added_in_its_order(compact: ModelProcessor) -> None:
-    tokenizer = compact.checkpoint.tokenizer
+def test_the_references_tokens_are_added_in_its_order(processor: ModelProcessor) -> None:
+    tokenizer = processor.checkpoint.tokenizer
     assert [tokenizer.convert_tokens_to_ids(token) for token in ADDED_TOKENS] == list(range(259, 267))
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 2)
 
@@ -306,10 +306,10 @@ def test_a_chat_template_of_the_folder_is_kept(registry: Registry, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["bos_token", "eos_token"])
-def test_a_folder_that_names_no_bos_or_eos_is_refused(registry: Registry, tmp_path: Path, name: str) -> None:
+def test_a_folder_without_bos_or_eos_is_refused(registry: Registry, tmp_path: Path, name: str) -> None:
     folder = make_checkpoint(tmp_path)
     edited(folder, "tokenizer_config.json", lambda described: described.pop(name))
-    with pytest.raises(UsageError, match=f"tokenizer_config.json names no {name}"):
+    with pytest.raises(UsageError, match=f"tokenizer_config.json has no {name}"):
         registry.load_processor(folder)
 
 

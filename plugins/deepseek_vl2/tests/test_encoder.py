@@ -116,10 +116,10 @@ def test_rows_of_the_tail_order_are_the_same_rows(
 
 @pytest.mark.case("8.6")
 def test_images_of_several_grids_are_each_their_own(
-    encoder: Encoder, compact: ModelProcessor, floats: ModelProcessor, noisy: Any
+    encoder: Encoder, processor: ModelProcessor, exact: ModelProcessor, noisy: Any
 ) -> None:
     images = [noisy(384, 768), noisy(300, 300, 1)]
-    small, large = (processor.process("<image><image>", images).mm_items for processor in (compact, floats))
+    small, large = (opened.process("<image><image>", images).mm_items for opened in (processor, exact))
     assert [item.images_spatial_crop.tolist() for item in small] == [[[2, 1]], [[1, 1]]]
     together = encoder.encode(Modality.IMAGE, small)
     assert [len(rows) for rows in together] == [item.num_tokens for item in small] == [617, 421]
@@ -134,8 +134,10 @@ def test_images_of_several_grids_are_each_their_own(
     assert float(torch.cat(list(together)).std()) > 0.01
 
 
-def test_newlines_and_separator_stand_where_the_layout_says(encoder: Any, compact: ModelProcessor, noisy: Any) -> None:
-    (item,) = compact.process("<image>", [noisy(768, 384)]).mm_items
+def test_newlines_and_separator_stand_where_the_layout_says(
+    encoder: Any, processor: ModelProcessor, noisy: Any
+) -> None:
+    (item,) = processor.process("<image>", [noisy(768, 384)]).mm_items
     (rows,) = encoder.encode(Modality.IMAGE, [item])
     newline, separator = encoder._tower.image_newline, encoder._tower.view_seperator
     is_newline, is_separator = (rows == newline).all(dim=1), (rows == separator).all(dim=1)
@@ -147,7 +149,7 @@ def test_newlines_and_separator_stand_where_the_layout_says(encoder: Any, compac
 
 
 def test_an_image_of_one_tile_is_seen_once(
-    encoder: Any, compact: ModelProcessor, noisy: Any, monkeypatch: pytest.MonkeyPatch
+    encoder: Any, processor: ModelProcessor, noisy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     forward = DeepseekVL2Tower.forward
@@ -157,7 +159,7 @@ def test_an_image_of_one_tile_is_seen_once(
         return forward(tower, tiles)
 
     monkeypatch.setattr(DeepseekVL2Tower, "forward", count)
-    items = compact.process("<image>" * 3, [noisy(500, 700, seed) for seed in range(3)]).mm_items
+    items = processor.process("<image>" * 3, [noisy(500, 700, seed) for seed in range(3)]).mm_items
     encoder.encode(Modality.IMAGE, items)
     assert seen == [3]  # no tiles beside three thumbnails
     rows = encoder.encode(Modality.IMAGE, items[:1])[0]
@@ -167,9 +169,9 @@ def test_an_image_of_one_tile_is_seen_once(
 @pytest.mark.case("10.2")
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 7, 64])
 def test_passes_are_split_by_their_budget(
-    encoder: Any, compact: ModelProcessor, noisy: Any, monkeypatch: pytest.MonkeyPatch, budget: int
+    encoder: Any, processor: ModelProcessor, noisy: Any, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    items = compact.process("<image><image>", [noisy(384, 768), noisy(700, 700, 1)]).mm_items
+    items = processor.process("<image><image>", [noisy(384, 768), noisy(700, 700, 1)]).mm_items
     whole = encoder.encode(Modality.IMAGE, items)
     seen: list[int] = []
     forward = DeepseekVL2Tower.forward
@@ -184,11 +186,11 @@ def test_passes_are_split_by_their_budget(
 
 
 def test_bfloat16_is_no_farther_from_float32_than_rounding(
-    registry: Registry, checkpoint: Path, encoder: Encoder, compact: ModelProcessor, floats: ModelProcessor, noisy: Any
+    registry: Registry, checkpoint: Path, encoder: Encoder, processor: ModelProcessor, exact: ModelProcessor, noisy: Any
 ) -> None:
     half = registry.load_encoder(checkpoint, dtype=torch.bfloat16)
     image = noisy(384, 768)
-    (small,), (large,) = (processor.process("<image>", [image]).mm_items for processor in (compact, floats))
+    (small,), (large,) = (opened.process("<image>", [image]).mm_items for opened in (processor, exact))
     (rows,) = half.encode(Modality.IMAGE, [small])
     assert rows.dtype == torch.bfloat16
     # The released pipeline hands its float images over in bfloat16: the same numbers here.

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from mm_plugin import Modality, ModelProcessor, MultimodalDataItem, MultimodalInputs, VideoFrames
 from mm_plugin.errors import SpanError
 from mm_plugin.positions import batch_positions, extend_positions, slice_positions
+from mm_plugin.testing.plugin_tests import moving_frames
 from mm_plugin_qwen25vl.positions import positions
 
 TEXT, START, END, IMAGE, VIDEO = 5, 1, 2, 3, 4
 Grid = tuple[int, int, int]
-FOOTAGE = "<|vision_start|><|video_pad|><|vision_end|>"
+ONE_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def config(tokens_per_second: float = 2) -> dict[str, Any]:
@@ -185,9 +186,9 @@ def test_a_fraction_of_a_second_is_scaled_before_it_is_cut(seconds: float, expec
 @pytest.mark.case("4.1")
 @pytest.mark.parametrize(("fps", "expected"), [(4.0, [0, 1, 2, 3]), (2.0, [0, 2, 4, 6]), (1.0, [0, 4, 8, 12])])
 def test_the_rate_of_the_sampled_frames_is_the_time_axis(
-    compact: ModelProcessor, moving: Callable[..., np.ndarray], fps: float, expected: list[int]
+    processor: ModelProcessor, fps: float, expected: list[int]
 ) -> None:
-    output = compact.process(FOOTAGE, videos=[VideoFrames(moving(8), fps=fps)], video_min_pixels=28 * 28)
+    output = processor.process(ONE_VIDEO, videos=[VideoFrames(moving_frames(8), fps=fps)], video_min_pixels=28 * 28)
     assert output.mm_items[0].second_per_grid_ts.tolist() == [2 / fps]
     assert output.mrope_positions is not None
     times = np.unique(output.mrope_positions[0, output.token_modalities == 2])
@@ -203,24 +204,22 @@ def test_a_video_without_its_seconds_is_an_error() -> None:
 
 @pytest.mark.case("4.2")
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
-def test_a_scheduler_gets_the_positions_that_the_processor_gave(
-    compact: ModelProcessor, moving: Callable[..., np.ndarray], seconds: float
-) -> None:
-    video = VideoFrames(moving(6), fps=2 / seconds)
-    output = compact.process(f"a {FOOTAGE} b", videos=[video], video_min_pixels=28 * 28)
+def test_a_scheduler_gets_the_positions_that_the_processor_gave(processor: ModelProcessor, seconds: float) -> None:
+    video = VideoFrames(moving_frames(6), fps=2 / seconds)
+    output = processor.process(f"a {ONE_VIDEO} b", videos=[video], video_min_pixels=28 * 28)
     inputs = MultimodalInputs.from_processor_output(output)
     again, delta = positions(
-        inputs.mm_items, seq=len(output.input_ids), config=dict(compact.checkpoint.config), options={}
+        inputs.mm_items, seq=len(output.input_ids), config=dict(processor.checkpoint.config), options={}
     )
     assert np.array_equal(again, output.mrope_positions)
     assert delta == output.mrope_position_delta
 
 
 @pytest.mark.case("4.4")
-def test_a_request_leaves_no_delta_after(compact: ModelProcessor, moving: Callable[..., np.ndarray]) -> None:
-    before = compact.process("a b c")
-    video = compact.process(f"a {FOOTAGE}", videos=[VideoFrames(moving(4), fps=1)])
-    after = compact.process("a b c")
+def test_a_request_does_not_pass_its_delta_on(processor: ModelProcessor) -> None:
+    before = processor.process("a b c")
+    video = processor.process(f"a {ONE_VIDEO}", videos=[VideoFrames(moving_frames(4), fps=1)])
+    after = processor.process("a b c")
     assert video.mrope_position_delta not in (None, 0)
     for field in ("mrope_position_delta", "mrope_positions", "input_ids"):
         assert np.array_equal(getattr(before, field), getattr(after, field))
@@ -228,7 +227,7 @@ def test_a_request_leaves_no_delta_after(compact: ModelProcessor, moving: Callab
 
 @pytest.mark.case("4.6")
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
-def test_generation_goes_on_from_the_largest_of_all_axes_also_after_a_video_at_the_end(seconds: float) -> None:
+def test_generation_continues_from_the_largest_of_all_axes_also_after_a_video_at_the_end(seconds: float) -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (3, 4, 6))], [seconds])
     found, delta = positions(items, seq=seq, config=config(), options={})
     longer = extend_positions(found, delta, seq + 4)
@@ -241,10 +240,8 @@ def test_generation_goes_on_from_the_largest_of_all_axes_also_after_a_video_at_t
 
 
 @pytest.mark.case("4.7")
-def test_positions_and_delta_travel_with_the_request(
-    compact: ModelProcessor, moving: Callable[..., np.ndarray]
-) -> None:
-    output = compact.process(f"a {FOOTAGE} b", videos=[VideoFrames(moving(4), fps=1)])
+def test_positions_and_delta_travel_with_the_request(processor: ModelProcessor) -> None:
+    output = processor.process(f"a {ONE_VIDEO} b", videos=[VideoFrames(moving_frames(4), fps=1)])
     inputs = MultimodalInputs.from_processor_output(output)
     assert output.mrope_positions is not None
     # What a scheduler sends on: plain integers, so that any wire carries them.
@@ -263,10 +260,8 @@ def test_positions_and_delta_travel_with_the_request(
 
 
 @pytest.mark.case("4.9")
-def test_one_video_at_two_rates_has_two_time_axes_and_two_identities(
-    compact: ModelProcessor, moving: Callable[..., np.ndarray]
-) -> None:
-    outputs = [compact.process(FOOTAGE, videos=[VideoFrames(moving(8), fps=fps)]) for fps in (1, 30)]
+def test_one_video_at_two_rates_has_two_time_axes_and_two_identities(processor: ModelProcessor) -> None:
+    outputs = [processor.process(ONE_VIDEO, videos=[VideoFrames(moving_frames(8), fps=fps)]) for fps in (1, 30)]
     slow, fast = (np.unique(output.mrope_positions[0, output.token_modalities == 2]) - 1 for output in outputs)
     assert slow.tolist() == [0, 4, 8, 12]
     assert fast.tolist() == [0]  # four steps of a fifteenth of a second, of which the model counts halves
@@ -295,7 +290,7 @@ def test_a_config_that_says_nothing_has_four_tokens_a_second() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item("video", 0, (2, 4, 6), 1.0)
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 must have 12 tokens for its grid 2 x 2 x 3, got 4"):
+    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 2 x 2 x 3 has 12"):
         positions([item], seq=9, config=config(), options={})
 
 

@@ -107,7 +107,7 @@ def test_the_merge_size_is_the_configs() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item(0, (1, 4, 6))
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 must have 6 tokens for its grid 1 x 2 x 3, got 4"):
+    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 1 x 2 x 3 has 6"):
         positions([item], seq=9, config=CONFIG, options={})
 
 
@@ -125,8 +125,8 @@ def test_text_alone_counts_on() -> None:
         max_size=5,
     )
 )
-def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, int, int, int]]) -> None:
-    """The paper's rule, token by token; time is one of the axes, which transformers 5.24 leaves out after a video."""
+def test_text_continues_from_the_largest_of_all_axes(parts: list[tuple[bool, int, int, int, int]]) -> None:
+    """The paper's rule, token by token; time is one of the axes, which transformers 5.24 ignores after a video."""
     segments: list[tuple[str, Any]] = []
     expected: list[tuple[int, int, int]] = []
 
@@ -149,7 +149,7 @@ def test_text_goes_on_from_the_largest_of_all_axes(parts: list[tuple[bool, int, 
 
 
 @pytest.mark.case("4.6")
-def test_generation_goes_on_after_a_long_video_at_the_end() -> None:
+def test_generation_continues_after_a_long_video_at_the_end() -> None:
     items, seq = laid_out([("text", 3), ("video_raw", (7, 4, 6))])
     found, delta = positions(items, seq=seq, config=CONFIG, options={})
     assert extend_positions(found, delta, seq + 2)[:, seq:].tolist() == [[3 + 7, 3 + 7 + 1]] * 3

@@ -19,7 +19,7 @@ from rich.table import Table
 import mm_plugin
 from mm_plugin.cli.drawing import draw, row_view, video_view
 from mm_plugin.cli.list import plugin_table
-from mm_plugin.demo.base import Demo, DrawsViews, ShownVideo, ShowsVideos, View, sample_images
+from mm_plugin.demo.base import Demo, DemoVideo, DrawsViews, ShowsVideos, View, sample_images
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
 from mm_plugin.media.images import open_image
@@ -124,7 +124,7 @@ class _Show:
         self._console, self._registry, self._demo, self._chunk = console, registry, shown, chunk
         self._names = [name for name, _ in (*images, *videos)]
         self._images, self._videos = [_plain_png(data) for _, data in images], [data for _, data in videos]
-        self._shown_videos: list[ShownVideo] = []
+        self._shown_videos: list[DemoVideo] = []
         self._counts = _Counts()
         self.agrees = True
         self._output: MultimodalProcessorOutput
@@ -167,25 +167,25 @@ class _Show:
         return self._processor.process(self._prompt, images, self._videos)
 
     def _facts(self, data: bytes, item: MultimodalDataItem) -> dict[str, str]:
-        boxes = self._demo.row_boxes(self._processor, item)
+        boxes = self._demo.embedding_boxes(self._processor, item)
         with Image.open(io.BytesIO(data)) as image:
             size = f"{image.height} x {image.width}"
         return {"size": size, "resized": f"{boxes.height} x {boxes.width}", **self._common_facts(item)}
 
-    def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> ShownVideo:
+    def _video(self, name: str, data: bytes, item: MultimodalDataItem) -> DemoVideo:
         """A video with the frames that the plugin chose."""
         model = self._processor.model
         assert isinstance(model, AcceptsVideos)
         size = open_video(data, path="video", settings=Settings()).probe()
         chosen = model.sample(size, model.options)
-        return ShownVideo(
+        return DemoVideo(
             name, data, SampledVideo(size.height, size.width, chosen.indices, chosen.timestamps, chosen.fps), item
         )
 
-    def _video_facts(self, shown: ShownVideo) -> dict[str, str]:
+    def _video_facts(self, shown: DemoVideo) -> dict[str, str]:
         times = ", ".join(f"{time:.2f}" for time in shown.size.timestamps[:_FRAMES_NAMED])
         more = ", ..." if shown.size.frames > _FRAMES_NAMED else ""
-        boxes = self._demo.row_boxes(self._processor, shown.item)
+        boxes = self._demo.embedding_boxes(self._processor, shown.item)
         return {
             "size": f"{shown.size.height} x {shown.size.width}",
             "resized": f"{boxes.height} x {boxes.width}",
@@ -283,7 +283,7 @@ class _Show:
     def _views(self, name: str, data: bytes, item: MultimodalDataItem) -> Sequence[View]:
         if isinstance(self._demo, DrawsViews):
             return self._demo.views(self._processor, item, name, data)
-        return [row_view(name, data, self._demo.row_boxes(self._processor, item))]
+        return [row_view(name, data, self._demo.embedding_boxes(self._processor, item))]
 
     def _embed(self, output: MultimodalProcessorOutput, size: int, *, cached: bool = False) -> Any:
         cache = self._registry.embedding_cache if cached else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mm_plugin.demo.base import RowBoxes, ShownVideo, View
+from mm_plugin.demo.base import DemoVideo, EmbeddingBoxes, View
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.media.video import open_video
 from mm_plugin.settings import Settings
@@ -25,7 +25,7 @@ _PAPER, _INK, _TEXT_CELL = (250, 249, 246), (40, 40, 46), (176, 176, 182)
 _ITEM_COLORS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
 
 
-def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
+def row_view(name: str, data: bytes, rows: EmbeddingBoxes) -> View:
     """An image with the grid of its rows.
 
     Args:
@@ -39,7 +39,7 @@ def row_view(name: str, data: bytes, rows: RowBoxes) -> View:
     return View(name, caption, np.asarray(image), rows.boxes)
 
 
-def video_view(video: ShownVideo, time_positions: np.ndarray | None) -> View:
+def video_view(video: DemoVideo, time_positions: np.ndarray | None) -> View:
     """The sampled frames of a video, each with its time and, if positions have a time axis, its position on that axis.
 
     Args:

@@ -1,11 +1,21 @@
-from .base import Demo, DrawsViews, Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo, View, sample_images
+from .base import (
+    Demo,
+    DemoVideo,
+    DrawsViews,
+    EmbeddingBoxes,
+    ReferenceOutput,
+    ShowsVideos,
+    TransformersDemo,
+    View,
+    sample_images,
+)
 
 __all__ = [
     "Demo",
+    "DemoVideo",
     "DrawsViews",
-    "Reference",
-    "RowBoxes",
-    "ShownVideo",
+    "EmbeddingBoxes",
+    "ReferenceOutput",
     "ShowsVideos",
     "TransformersDemo",
     "View",

@@ -1,4 +1,4 @@
-"""What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, a reference and views of its embeddings."""
+"""What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, a reference to compare with, views of its embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-import msgspec.inspect
 import numpy as np
 
 from mm_plugin.items import MultimodalDataItem
@@ -21,13 +20,16 @@ if TYPE_CHECKING:
     from mm_plugin.inputs.processed import MultimodalProcessorOutput
     from mm_plugin.processor.processor import Processor
 
+# Left, top, right and bottom of a rectangle, pixels.
+Box = tuple[int, int, int, int]
 
-class Reference(msgspec.Struct, frozen=True, eq=False):
-    """What the model's own implementation makes of a prompt, without anything of this package.
+
+class ReferenceOutput(msgspec.Struct, frozen=True, eq=False):
+    """What the model's own implementation computes for a prompt, without using this package.
 
     Attributes:
-        input_embeds: [N, hidden] float32.
-        logits: [N, vocabulary] float32.
+        input_embeds: [N, hidden] float32, on the CPU.
+        logits: [N, vocabulary] float32, on the CPU.
         position_ids: [3, N] int64, or None for a model with ordinary positions.
     """
 
@@ -36,44 +38,46 @@ class Reference(msgspec.Struct, frozen=True, eq=False):
     position_ids: Any = None
 
 
-class RowBoxes(msgspec.Struct, frozen=True):
-    """Where the rows of one image lie, for drawing.
+class EmbeddingBoxes(msgspec.Struct, frozen=True):
+    """Which part of an image each of its embeddings stands for, for drawing.
 
     Attributes:
         height: of the resized image, pixels.
         width: of the resized image, pixels.
-        boxes: (left, top, right, bottom) of each row, pixels.
+        boxes: one for each embedding that stands for a part of the image.
     """
 
     height: int
     width: int
-    boxes: tuple[tuple[int, int, int, int], ...]
+    boxes: tuple[Box, ...]
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
     """One image of what a model sees of an image, for drawing.
 
     Attributes:
-        title: what it is.
-        caption: what there is to know of it.
-        pixels: [height, width, 3] uint8.
-        boxes: (left, top, right, bottom) of each row of the encoder, pixels; drawn lightly.
-        frames: the same of what holds many rows, such as tiles; drawn heavily.
+        title: shown above the caption.
+        caption: one line of facts.
+        pixels: [height, width, 3] uint8 RGB.
+        boxes: drawn with thin lines; one for each embedding.
+        frames: drawn with thick lines, around parts with many embeddings, such as tiles.
     """
 
     title: str
     caption: str
     pixels: np.ndarray
-    boxes: tuple[tuple[int, int, int, int], ...] = ()
-    frames: tuple[tuple[int, int, int, int], ...] = ()
+    boxes: tuple[Box, ...] = ()
+    frames: tuple[Box, ...] = ()
 
 
 class Demo(ABC):
-    """What a plugin offers to `mm-plugin demo`: a tiny checkpoint, a prompt, and the model's own forward to compare with.
+    """What a plugin offers to `mm-plugin demo`. Abstract; a spec names it in `ModelSpec.demo`.
+
+    A demo of videos adds `ShowsVideos`, one that draws its own images adds `DrawsViews`.
 
     Attributes:
         options: load options under which the plugin prepares images exactly as `reference` does.
-        reference_name: what the reference is made with, as the demo names it.
+        reference_name: what computes the reference, as the demo prints it.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
@@ -81,23 +85,41 @@ class Demo(ABC):
 
     @abstractmethod
     def make_checkpoint(self, folder: Path) -> None:
-        """Write a tiny checkpoint with seeded weights, laid out as released ones are, into an empty folder."""
+        """Write a tiny checkpoint with seeded weights, laid out as the released ones are.
+
+        Args:
+            folder: empty.
+        """
 
     @abstractmethod
     def prompt(self, num_images: int) -> str:
-        """A prompt in the model's own format with so many images."""
+        """A prompt in the model's own format.
+
+        Args:
+            num_images: images in it.
+        """
 
     @abstractmethod
     def open_model(self, checkpoint: Path) -> Any:
-        """The whole model in float32 on the CPU, opened by its own library."""
+        """The whole model in float32 on the CPU, opened by its own library.
+
+        Args:
+            checkpoint: the folder.
+        """
 
     @abstractmethod
     def input_embedding(self, model: Any) -> Any:
-        """The model's text embedding."""
+        """The model's text embedding.
+
+        Args:
+            model: what `open_model` returned.
+        """
 
     @abstractmethod
-    def reference(self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
-        """The model's own forward on an expanded prompt and on images that its own library prepares.
+    def reference(
+        self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]
+    ) -> ReferenceOutput:
+        """The model's own forward on an expanded prompt, and on images that its own library prepares.
 
         Args:
             model: what `open_model` returned.
@@ -108,36 +130,50 @@ class Demo(ABC):
 
     @abstractmethod
     def logits(self, model: Any, input_embeds: torch.Tensor, position_ids: np.ndarray | None) -> torch.Tensor:
-        """The model's logits [N, vocabulary] on embeddings that were made elsewhere."""
+        """The model's logits on embeddings that were made elsewhere.
+
+        Args:
+            model: what `open_model` returned.
+            input_embeds: of the whole prompt.
+            position_ids: of M-RoPE; None for a model with ordinary positions.
+
+        Shape:
+            `input_embeds` is [N, hidden] float32, `position_ids` [3, N] int64; returns [N, vocabulary] float32.
+        """
 
     @abstractmethod
-    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
-        """Which part of the resized image each row of an image stands for; rows that stand for no part have no box."""
+    def embedding_boxes(self, processor: Processor, item: MultimodalDataItem) -> EmbeddingBoxes:
+        """Which part of the resized image each embedding stands for; embeddings that stand for none have no box.
+
+        Args:
+            processor: that prepared the item.
+            item: an image, or the frames of a video.
+        """
 
 
 class DrawsViews(ABC):
-    """For demos of models that see more of an image than one resized image."""
+    """Mixin for demos of models that see more of an image than one resized image, such as tiles."""
 
     @abstractmethod
     def views(self, processor: Processor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
-        """What the model sees of an image, drawn one below the other in place of the image with its rows.
+        """What the model sees of an image, drawn one below the other instead of the resized image.
 
         Args:
-            processor: which prepared it.
+            processor: that prepared the item.
             item: the processed image.
             name: of the file.
             data: the encoded file.
         """
 
 
-class ShownVideo(msgspec.Struct, frozen=True, eq=False):
-    """One video that the demo shows.
+class DemoVideo(msgspec.Struct, frozen=True, eq=False):
+    """One video of a demo.
 
     Attributes:
         name: of the file.
         data: the encoded file.
-        size: of its frames, with those that were chosen and their times.
-        item: what the plugin made of it.
+        size: of its frames, with the indices and times of those that were sampled.
+        item: the processed video.
     """
 
     name: str
@@ -147,11 +183,16 @@ class ShownVideo(msgspec.Struct, frozen=True, eq=False):
 
 
 class ShowsVideos(ABC):
-    """For demos of models that take videos."""
+    """Mixin for demos of models that take videos."""
 
     @abstractmethod
     def video_prompt(self, num_images: int, num_videos: int) -> str:
-        """A prompt in the model's own format with so many images, and after them so many videos."""
+        """A prompt in the model's own format, images first.
+
+        Args:
+            num_images: images in it.
+            num_videos: videos in it.
+        """
 
     @abstractmethod
     def video_reference(
@@ -160,8 +201,8 @@ class ShowsVideos(ABC):
         checkpoint: Path,
         output: MultimodalProcessorOutput,
         images: Sequence[bytes],
-        videos: Sequence[ShownVideo],
-    ) -> Reference:
+        videos: Sequence[DemoVideo],
+    ) -> ReferenceOutput:
         """The model's own forward on a prompt with videos, on pixels that are decoded and prepared without this package.
 
         Args:
@@ -174,7 +215,7 @@ class ShowsVideos(ABC):
 
 
 class TransformersDemo(Demo):
-    """A demo whose model transformers opens whole.
+    """A demo whose model transformers opens whole. Abstract.
 
     Attributes:
         model_class: the model with its language head.
@@ -205,6 +246,10 @@ class TransformersDemo(Demo):
 
 
 def sample_images() -> list[tuple[str, bytes]]:
-    """The two images that come with the package: name and JPEG file. Both are in the public domain."""
+    """Name and JPEG file of the two images that come with the package. Both are in the public domain.
+
+    >>> [name for name, data in sample_images()]
+    ['astronaut.jpg', 'cat.jpg']
+    """
     folder = resources.files("mm_plugin") / "data"
     return [(name, (folder / name).read_bytes()) for name in ("astronaut.jpg", "cat.jpg")]

@@ -1,4 +1,4 @@
-"""The author's kit: what a plugin's own tests build on. Knows no model."""
+"""The author's kit: what the tests of a plugin build on. Knows no model; `testing.plugin_tests` needs pytest."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with seeded weights, laid out as released ones are, for a plugin's tests and demo. Knows no model."""
+"""Tiny checkpoints with seeded weights, laid out as the released ones are, for a plugin's tests and demo. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-# A few byte pairs that merge across the places where text and template meet.
+# A few byte pairs that merge across the boundaries of text and chat template.
 _MERGES = ("Ċ Ċ", "Ġ t", "h e", "Ġt he", "i n", "a n", "Ġ a", "o n", "Ġ Ġ", "Ċ Ġ", "e r", "i s")
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -27,7 +27,7 @@ def byte_level_tokenizer(special_tokens: Sequence[str], **settings: Any) -> PreT
     """A byte-level BPE that splits text as recent models do, with a few merges and a model's special tokens.
 
     Args:
-        special_tokens: get the ids after the 256 bytes and the merges, in this order.
+        special_tokens: they get the ids that follow those of the 256 bytes and the merges, in this order.
         **settings: of `PreTrainedTokenizerFast`, such as `eos_token`, `pad_token` and `chat_template`.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -48,15 +48,18 @@ def byte_level_tokenizer(special_tokens: Sequence[str], **settings: Any) -> PreT
 def fill_weights(
     state: Mapping[str, torch.Tensor], *, seed: int, spreads: Mapping[str, float] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Weights that depend on name and seed alone, equal on every machine.
+    """Weights that depend on name and seed only, and are equal on every machine.
 
-    Each tensor is uniform in b - a .. b + a: biases (0.1, 0), norms (0.1, 1), embeddings (1, 0), all else
-    (sqrt(3 / fan_in), 0), where fan_in is the product of all dimensions but the first.
+    Each tensor is uniform in b - a .. b + a, where (a, b) is (0.1, 0) for biases, (0.1, 1) for norms, (1, 0) for embeddings, and
+    (sqrt(3 / fan_in), 0) for all others; fan_in is the product of all dimensions but the first.
 
     Args:
         state: names and shapes; the values are ignored.
-        seed: exclusive-ored with the CRC-32 of each name.
-        spreads: a by part of a name, around 0, for tensors to which none of this applies; the first that fits counts.
+        seed: combined with the CRC-32 of each name by exclusive or.
+        spreads: by part of a name, another a, with b = 0; the first part that occurs in the name counts.
+
+    Shape:
+        returns float32 tensors on the CPU, in the shapes of `state`.
     """
     filled = {}
     for name, tensor in state.items():
@@ -89,18 +92,18 @@ def write_transformers_checkpoint(
     combined: bool = False,
     shards: int = 1,
 ) -> Path:
-    """A whole checkpoint of a model that transformers has, with seeded weights.
+    """Write a whole checkpoint of a model that transformers has, with seeded weights, and return its folder.
 
     Args:
-        folder: made if it is not there.
-        model_class: the model with its language head; its name is the config's architecture.
+        folder: created where it does not exist.
+        model_class: the model with its language head; its name becomes the config's architecture.
         config: of the model.
-        tokenizer: saved beside it.
-        preprocessor: settings, with `min_pixels` and `max_pixels`.
+        tokenizer: saved with it.
+        preprocessor: settings of images, among them `min_pixels` and `max_pixels`.
         seed: of the weights.
-        renamed: beginnings of the names that tensors have in memory, and what they are stored under.
-        combined: write processor_config.json, as newer transformers does, in place of preprocessor_config.json.
-        shards: safetensors files; more than one come with an index.
+        renamed: by prefix of a tensor's name in memory, the prefix under which it is stored.
+        combined: write processor_config.json, as newer transformers does, instead of preprocessor_config.json.
+        shards: safetensors files; two or more come with an index.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,13 +126,13 @@ def write_transformers_checkpoint(
 
 
 def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: int = 1, digits: int = 5) -> None:
-    """One safetensors file, or several with an index.
+    """Write tensors to one safetensors file, or to several with an index.
 
     Args:
         folder: of the checkpoint.
         state: tensors by the names under which they are stored.
-        shards: files.
-        digits: of the count in their names.
+        shards: number of files.
+        digits: of the number of files in their names.
     """
     metadata = {"format": "pt"}
     if shards == 1:
@@ -147,5 +150,5 @@ def write_tensors(folder: Path, state: Mapping[str, torch.Tensor], *, shards: in
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON file of a checkpoint."""
+    """Write a JSON file of a checkpoint."""
     path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Prompts embedded in chunks, and encoder calls counted: for tests of a plugin's encoder."""
+"""Embeds requests in chunks and counts encoder calls, for tests of a plugin's encoder."""
 
 from __future__ import annotations
 
@@ -22,27 +22,13 @@ if TYPE_CHECKING:
 
 
 class CallCounter:
-    """Counts the calls of an encoder; pass `as_mapping()` wherever an encoder is taken.
+    """Counts the calls of an encoder; pass `as_mapping()` wherever an encoder is accepted.
 
     Attributes:
-        calls: for each call, the number of items.
-        seen: (identity, rows) of every item, in order.
+        calls: items in each call.
+        seen: (identity, number of embeddings) of every item, in the order in which they were encoded.
 
-    Example:
-        >>> from mm_plugin import Encoder, EncodesImages
-        >>> class Rows(Encoder, EncodesImages):
-        ...     @classmethod
-        ...     def load(cls, checkpoint, device, dtype):
-        ...         return cls()
-        ...
-        ...     def get_image_feature(self, items):
-        ...         return [item.feature for item in items]
-        >>> counter = CallCounter(Rows())
-        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature="rows")
-        >>> counter.as_mapping()[Modality.IMAGE]([item])
-        ['rows']
-        >>> counter.calls
-        [1]
+    `CallCounter(encoder).as_mapping()` replaces `encoder` in a call of `embed_mm_inputs`; `calls` then says how often it ran.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -51,7 +37,7 @@ class CallCounter:
         self.seen: list[tuple[bytes | None, int]] = []
 
     def as_mapping(self) -> dict[Modality, Any]:
-        """The encoder by modality, each call counted."""
+        """The encoder as callables by modality, each call counted."""
         return {modality: partial(self._encode, modality) for modality in Modality}
 
     def _encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> Sequence[Any]:
@@ -61,7 +47,15 @@ class CallCounter:
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """(prefix length, extend length) of each chunk of a prompt."""
+    """(prefix length, extend length) of each chunk of a prompt, tokens.
+
+    Args:
+        total: length of the prompt, tokens.
+        size: of a chunk, tokens; the last may be shorter.
+
+    >>> list(chunks(7, 3))
+    [(0, 3), (3, 3), (6, 1)]
+    """
     for start in range(0, total, size):
         yield start, min(size, total - start)
 
@@ -74,14 +68,14 @@ def embed_in_chunks(
     size: int,
     cache: EmbeddingCache | None = None,
 ) -> torch.Tensor:
-    """Embed one request chunk by chunk, as a server with chunked prefill does, and put the chunks together.
+    """Embed one request chunk by chunk, as a server with chunked prefill does, and concatenate the chunks.
 
     Args:
         output: the processed request.
-        input_embedding: the text embedding.
+        input_embedding: the model's text embedding.
         encoder: as for `embed_mm_inputs`.
-        size: tokens in a chunk; the last may be shorter.
-        cache: keeps rows across requests.
+        size: of a chunk, tokens; the last may be shorter.
+        cache: keeps embeddings across requests; none are kept where None.
 
     Shape:
         returns [N, hidden].

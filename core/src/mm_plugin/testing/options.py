@@ -1,4 +1,4 @@
-"""Every option of a plugin tried: what it changes must be in the source key, and nothing else."""
+"""Tries every option of a plugin: an option enters the source key of a media input exactly where it may change the item."""
 
 from __future__ import annotations
 
@@ -26,14 +26,8 @@ class OptionTrial(msgspec.Struct, frozen=True):
         option: its name.
         value: what it was set to.
         modality: of the media input.
-        changed: whether fields, replacement or feature became others.
-        new_key: whether the source key became another.
-
-    Example:
-        >>> from mm_plugin import Modality
-        >>> trial = OptionTrial("max_pixels", 4096, Modality.IMAGE, changed=True, new_key=True)
-        >>> trial.new_key or not trial.changed  # what changes the output must change the source key
-        True
+        changed: whether fields, replacement or feature differ from those of the default.
+        new_key: whether the source key differs from that of the default.
     """
 
     option: str
@@ -49,27 +43,27 @@ def sweep_options(
     *,
     values: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[OptionTrial]:
-    """Try every option of a plugin: what changes the output changes the source key, and no option of another modality does.
+    """Try every option of a plugin: what changes an item changes its source key, and options of other modalities change neither.
 
     Options that only the checkpoint's files may set are left out.
 
     Args:
-        open_processor: opens the plugin's processor with the load options that it is given.
+        open_processor: opens the plugin's processor with the load options that are passed to it.
         media: a media input of each modality that the plugin takes.
-        values: by option, the values to try; made from its type and default where there are none.
+        values: by option, the values to try; values near the default, by the option's type, where it has none here.
 
     Returns:
-        What was tried; look into it for the options that must have changed something.
+        All trials. Assert on them that the options that must make a difference did.
 
     Raises:
-        AssertionError: an option breaks the rule, or no value of it was accepted; the message says which.
+        AssertionError: an option breaks the rule, or none of its values was accepted; the message names the option.
     """
     usual = open_processor()
     before = {modality: _try(usual, modality, media_input, {}) for modality, media_input in media.items()}
     kinds = {field.name: field.type for field in _struct_info(type(usual.model).Options).fields}
     trials: list[OptionTrial] = []
     for option, scope in option_scopes(type(usual.model).Options).items():
-        if scope.at == "checkpoint" or not any(map(scope.is_about, usual.spec.modalities)):
+        if scope.at == "checkpoint":
             continue
         current = getattr(usual.options, option)
         tried = 0
@@ -87,15 +81,12 @@ def sweep_options(
                 changed, new_key = old_content != content, old_key != key
                 about = not scope.modalities or modality.name.lower() in scope.modalities
                 trials.append(OptionTrial(option, value, modality, changed, new_key))
-                reported = f"{option}={value!r} on {modality.argument}"
-                assert about or not changed, (
-                    f"{reported} changes the output, and its OptionScope says that it is not about them"
-                )
-                assert about or not new_key, (
-                    f"{reported} changes the source key, and its OptionScope says that it is not about them"
-                )
-                assert new_key or not changed, f"{reported} changes the output and not the source key"
-        assert tried, f"no other value of {option} was accepted; pass some in `values`"
+                trial = f"{option}={value!r} on {modality.argument}"
+                excluded = "although its OptionScope does not name them"
+                assert about or not changed, f"{trial} changes the item, {excluded}"
+                assert about or not new_key, f"{trial} changes the source key, {excluded}"
+                assert new_key or not changed, f"{trial} changes the item but not the source key"
+        assert tried, f"{option}: none of the values tried was accepted; pass some in `values`"
     return trials
 
 
@@ -106,7 +97,7 @@ def _struct_info(declared: type[msgspec.Struct]) -> msgspec.inspect.StructType:
 
 
 def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
-    """Values near the current one that its type may allow."""
+    """Values near the current one that the option's type may allow."""
     if isinstance(kind, msgspec.inspect.Metadata):
         kind = kind.type
     if isinstance(kind, msgspec.inspect.LiteralType):
@@ -125,9 +116,9 @@ def _other_values(kind: msgspec.inspect.Type, current: Any) -> list[Any]:
 def _try(
     processor: Processor, modality: Modality, media_input: Any, options: Mapping[str, Any]
 ) -> tuple[bytes | None, bytes]:
-    """Source key, and a digest of all that the plugin makes of a media input.
+    """Source key of a media input, and a digest of all that the plugin computes from it.
 
-    It is made under a salt of its own: a cache that answers by a wrong key would hide what the option does.
+    The digest is computed under a fresh salt, because a cache hit under a wrong key would hide what the option changes.
     """
     key = processor.prepare_item(modality, media_input, **options).source_key
     made = processor.prepare_item(modality, media_input, salt=secrets.token_bytes(16), **options)

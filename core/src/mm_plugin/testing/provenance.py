@@ -1,4 +1,4 @@
-"""Client text that looks like special tokens, in every role and part: it must stay text."""
+"""Client text that looks like special tokens must stay text, whole and in parts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 def sweep_provenance(
     processor: Processor, *, media: Any = None, rounds: int = 100, seed: int = 0, may_refuse: bool = False
 ) -> int:
-    """Chat messages full of special and added tokens, whole and in parts: all of them stay text, and ordinary text is untouched.
+    """Process chat messages full of special and added tokens, whole and in parts; all of it must stay text.
 
     Args:
         processor: an open processor whose tokenizer has a chat template.
-        media: an image that goes with every other message; none where None.
-        rounds: messages to try beside one for every protected token.
-        seed: of the messages.
-        may_refuse: whether a message may end in a `RequestError`, for tokenizers that cannot encode a token as text.
+        media: an image that is sent with every other message; no message has one where None.
+        rounds: random messages to try, in addition to one for each added token.
+        seed: of the random messages.
+        may_refuse: whether a message may be refused with a `RequestError`, for tokenizers that cannot encode a token as text.
 
     Returns:
         How many messages were refused.
 
     Raises:
-        AssertionError: text became a token of the model, or ordinary text got other ids than the tokenizer's own.
+        AssertionError: text became a special token, or ordinary text got other ids than the tokenizer's own.
     """
     tokenizer = processor.checkpoint.tokenizer
     added = tokenizer.get_added_vocab()
     protected = np.array(sorted(set(added.values()) | set(processor.special_tokens.placeholders.values())))
-    chooser = random.Random(seed)  # noqa: S311 - texts to try, no secret
+    chooser = random.Random(seed)  # noqa: S311 - random texts, not secrets
     halves = [part for token in added for part in (token[: len(token) // 2], token[len(token) // 2 :])]
     pieces = [*added, *halves, "\n", "\n\n", " ", "word", "  two", "é", "\u2028", "\uff11", "<", "|", ">"]
     texts = [[token] for token in added]
@@ -51,14 +51,14 @@ def sweep_provenance(
             assert may_refuse, f"message {index} was refused: {parts!r}"
             refused += 1
             continue
-        reported = f"message {index}: {parts!r}"
+        tried = f"message {index}: {parts!r}"
         left, right = (ids[np.isin(ids, protected)] for ids in (found.input_ids, own.input_ids))
-        assert np.array_equal(left, right), f"{reported} became a token of the model"
-        assert len(found.mm_items) == len(images), f"{reported} became a place for a media input"
+        assert np.array_equal(left, right), f"{tried} became a token of the model"
+        assert len(found.mm_items) == len(images), f"{tried} became a placeholder of a media input"
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = np.asarray(tokenizer(rendered, add_special_tokens=False)["input_ids"])
         if not images and np.array_equal(ids[np.isin(ids, protected)], right):
-            assert np.array_equal(found.input_ids, ids), f"{reported} got other ids than the tokenizer's own"
+            assert np.array_equal(found.input_ids, ids), f"{tried} got other ids than the tokenizer's own"
     return refused
 
 

@@ -1,4 +1,4 @@
-"""Several processed prompts as one batch, as the model's own processor pads them: for code that runs the released model itself."""
+"""Pads processed prompts to one batch, as the model's own processor does, for code that runs the released model itself."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def batchify(
     *,
     padding: Literal["left", "right"] = "left",
 ) -> dict[str, np.ndarray]:
-    """Ids padded to one length, and all tiles in one array; a server with continuous batching needs none of it.
+    """Pad ids to one length and put all tiles into one array. A server with continuous batching does not need it.
 
     Args:
-        processor: which made them.
+        processor: that processed the prompts.
         outputs: at least one.
-        padding: on which side.
+        padding: the side on which ids are padded.
 
     Shape:
         `input_ids` [batch, seq] int64, `attention_mask` [batch, seq] int64, `images_seq_mask` [batch, seq] bool, `images`
         [batch, n_tiles, 3, side, side] float32, `images_spatial_crop` [batch, n_images, 2] int64, `seq_lens` [batch] int64. A
-        prompt with fewer tiles or images than another ends in zeros; one without images has one tile of zeros.
+        prompt with fewer tiles or images than another is filled with zeros; a batch without images has one tile of zeros.
 
     Raises:
-        UsageError: there are none, or an image came as rows.
+        UsageError: `outputs` is empty, or an image came as embeddings.
     """
     if not outputs:
-        raise UsageError("a batch has at least one prompt", argument="outputs")
+        raise UsageError("outputs must hold at least one prompt", argument="outputs")
     options = processor.options
     lengths = [len(output.input_ids) for output in outputs]
     seq = max(lengths)
@@ -66,9 +66,9 @@ def batchify(
 
 
 def _floats(item: Any, table: np.ndarray) -> np.ndarray:
-    """All tiles of an item, the only one of an image beside its thumbnail too."""
+    """All tiles of an item; the compact form leaves out the tile of an image whose only tile equals its thumbnail."""
     if item.feature is None:
-        raise UsageError("an image that came as rows has no tiles for a batch", argument="outputs")
+        raise UsageError("an image that came as embeddings has no tiles for a batch", argument="outputs")
     feature = np.asarray(item.feature)
     if feature.dtype != np.uint8:
         return feature

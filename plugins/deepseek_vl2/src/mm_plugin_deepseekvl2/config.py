@@ -1,4 +1,4 @@
-"""What DeepSeek-VL2's config.json says of its vision part, read as plain JSON: transformers does not know the model."""
+"""The vision part of DeepSeek-VL2's config.json, read as plain JSON because transformers does not have the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class VisionConfig(msgspec.Struct, frozen=True):
-    """The SigLIP tower. Numbers that released files leave out have the model code's defaults; the others must be there.
+    """The SigLIP tower. Numbers that released files leave out have the defaults of the model's own code; the others are required.
 
     Attributes:
         width: channels.
         layers: transformer blocks.
         patch_size: pixels along a side of a patch.
-        mlp_ratio: hidden channels of a block's MLP over `width`.
+        mlp_ratio: hidden channels of a block's MLP, divided by `width`.
         image_size: pixels along a side of a tile.
         heads: attention heads.
-        class_token: whether a class token stands before the patches; none is served.
+        class_token: whether a class token precedes the patches; True is not supported.
     """
 
     width: Positive
@@ -35,27 +35,29 @@ class VisionConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+            raise ValueError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
         if self.image_size < self.patch_size:
-            raise ValueError(f"image_size {self.image_size} is less than patch_size {self.patch_size}")
+            raise ValueError(
+                f"image_size must be at least patch_size, got image_size {self.image_size} and patch_size {self.patch_size}"
+            )
 
     @property
     def grid(self) -> int:
-        """Patches along a side of a tile; pixels beyond the last whole patch are not seen."""
+        """Patches along a side of a tile; pixels beyond the last whole patch are ignored."""
         return self.image_size // self.patch_size
 
 
 class ProjectorConfig(msgspec.Struct, frozen=True):
-    """What turns patches into rows as wide as the language model. Every number has the model code's default.
+    """The projector from patches to embeddings of the language model. Every number has the default of the model's own code.
 
     Attributes:
         projector_type: its kind.
         input_dim: channels of the tower.
-        n_embed: channels of a row.
+        n_embed: channels of an embedding.
         depth: linear layers of an MLP.
-        mlp_ratio: hidden channels over `n_embed`, of `downsample_mlp_gelu`.
-        downsample_ratio: patches along a side of the square that `downsample_mlp_gelu` joins into one row.
-        token_pooling: another way to join patches, which the model's own token count does not know; not served.
+        mlp_ratio: hidden channels of `downsample_mlp_gelu`, divided by `n_embed`.
+        downsample_ratio: patches along a side of the square that `downsample_mlp_gelu` joins into one embedding.
+        token_pooling: another way to join patches, which the model's own token count ignores; True is not supported.
     """
 
     projector_type: Literal["downsample_mlp_gelu", "mlp_gelu", "linear", "identity"] = "downsample_mlp_gelu"
@@ -68,24 +70,26 @@ class ProjectorConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.projector_type == "identity" and self.input_dim != self.n_embed:
-            raise ValueError(f"an identity projector cannot turn {self.input_dim} channels into {self.n_embed}")
+            raise ValueError(
+                f"an identity projector needs n_embed equal to input_dim, got {self.n_embed} and {self.input_dim}"
+            )
         if self.projector_type == "downsample_mlp_gelu" and self.depth < 2:
-            raise ValueError("a downsample_mlp_gelu projector has a depth of at least 2")
+            raise ValueError(f"depth must be at least 2 for downsample_mlp_gelu, got {self.depth}")
 
     @property
     def joined(self) -> int:
-        """Patches along a side of the square that becomes one row."""
+        """Patches along a side of the square that becomes one embedding."""
         return self.downsample_ratio if self.projector_type == "downsample_mlp_gelu" else 1
 
 
 class DeepseekVL2Config(msgspec.Struct, frozen=True):
-    """The parts of config.json that processor and encoder need.
+    """The parts of config.json that the processor and the encoder need.
 
     Attributes:
         vision_config: the tower.
         projector_config: the projector.
-        tile_tag: how rows tell where tiles lie; `2D`, by a learned row after each row of the grid, is what is served.
-        global_view_pos: whether the thumbnail's rows come before (`head`) or after (`tail`) the tiles'.
+        tile_tag: how the place of a tile is expressed; only `2D`, a learned newline after each row of the grid, is supported.
+        global_view_pos: whether the thumbnail comes before (`head`) or after (`tail`) the tiles.
     """
 
     vision_config: VisionConfig
@@ -96,7 +100,7 @@ class DeepseekVL2Config(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.projector_config.input_dim != self.vision_config.width:
             raise ValueError(
-                f"projector_config.input_dim {self.projector_config.input_dim} is not vision_config.width "
+                f"projector_config.input_dim must equal vision_config.width, got {self.projector_config.input_dim} and "
                 f"{self.vision_config.width}"
             )
 
@@ -105,13 +109,18 @@ def read_config(checkpoint: Checkpoint) -> DeepseekVL2Config:
     """The vision part of config.json.
 
     Raises:
-        UsageError: a key is missing, or has a value that is not served; the message names file and key.
+        UsageError: a key is missing or has an unsupported value; the message names file and key.
     """
     return read_struct(checkpoint.config, DeepseekVL2Config, f"{checkpoint.folder}/config.json")
 
 
 def read_struct(value: Any, kind: type[T], file: str) -> T:
-    """JSON as a struct.
+    """Convert parsed JSON to a struct.
+
+    Args:
+        value: parsed JSON.
+        kind: the struct.
+        file: that it was read from, for the message.
 
     Raises:
         UsageError: it does not fit; the message names file and key.

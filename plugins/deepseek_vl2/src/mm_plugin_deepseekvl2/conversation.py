@@ -1,4 +1,4 @@
-"""DeepSeek-VL2's tokenizer and conversation format. A released folder holds neither its special tokens nor a chat template."""
+"""DeepSeek-VL2's tokenizer and conversation format. Released folders lack its special tokens and a chat template."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mm_plugin.prompt import SEGMENT_BREAK, encode_rendered
 
 IMAGE = "<image>"
 USER, ASSISTANT = "<|User|>", "<|Assistant|>"
-# In the order in which the model's own processor adds those that a vocabulary lacks, which gives them their ids.
+# Their order gives them their ids: the model's own processor adds those that a vocabulary lacks one after another.
 ADDED_TOKENS = (IMAGE, "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", USER, ASSISTANT)
 PAD = "<｜▁pad▁｜>"
 
-# A question and the opening of its answer are tokenized together, an answer by itself and closed by eos. An image part is the
-# placeholder and a newline, as the model was trained to see it before a question, unless text that follows brings the newline.
+# A question and the start of its answer are tokenized together, an answer separately and followed by eos. An image part is the
+# placeholder and a newline, as in the model's training data, unless the text that follows begins with a newline.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -48,18 +48,21 @@ CHAT_TEMPLATE = (
 def open_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerFast:
     """The tokenizer of tokenizer.json, with the tokens that the model's own processor adds.
 
-    `AutoTokenizer` and the classes that tokenizer_config.json names build other tokenizers around the same vocabulary. Text is
-    opened by bos; what the chat template rendered has it already.
+    `AutoTokenizer`, and the classes that tokenizer_config.json names, construct different tokenizers from the same vocabulary.
+    Plain text gets a bos token; a rendered chat template has it already.
+
+    Args:
+        checkpoint: the opened checkpoint.
 
     Raises:
-        UsageError: tokenizer.json is missing, or no file names a bos and an eos token.
+        UsageError: tokenizer.json is missing, or tokenizer_config.json lacks a bos or an eos token.
     """
     if not (checkpoint.folder / "tokenizer.json").is_file():
         raise UsageError(f"{checkpoint.folder}/tokenizer.json is missing", argument="checkpoint")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(checkpoint.folder))
     for name in ("bos_token", "eos_token"):
         if getattr(tokenizer, name) is None:
-            raise UsageError(f"{checkpoint.folder}/tokenizer_config.json names no {name}", argument="checkpoint")
+            raise UsageError(f"{checkpoint.folder}/tokenizer_config.json has no {name}", argument="checkpoint")
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": checkpoint.read_json("processor_config.json").get("pad_token", PAD)})
     tokenizer.add_tokens(list(ADDED_TOKENS), special_tokens=True)
@@ -75,31 +78,31 @@ def open_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerFast:
 def conversation_ids(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, inference_mode: bool = True
 ) -> np.ndarray:
-    """Ids of a conversation whose special tokens the caller vouches for, for `process(ids, images)`.
+    """Ids of a conversation whose special tokens the caller trusts, for `process(ids, images)`.
 
-    In chat messages that are given to `process`, what a user typed stays text. Here `<image>`, `<|ref|>`, `<|grounding|>` and the
-    like inside contents are the model's tokens, as in the conversations that its own processor takes.
+    In chat messages passed to `process`, whatever a user typed stays text. Here, `<image>`, `<|ref|>`, `<|grounding|>` and the
+    like in contents are the model's tokens, as in the conversations that its own processor takes.
 
     Args:
         tokenizer: of a `DeepseekVL2Processor`'s checkpoint.
         messages: objects with a role (`<|User|>`, `<|Assistant|>`, `user`, `assistant`, first also `system`) and a content.
-        inference_mode: whether an answer is to follow; otherwise the last answer is closed by eos, as for training.
+        inference_mode: whether an answer is to be generated; if not, the last answer ends with eos, as for training.
 
     Shape:
         returns [n] int64, unexpanded.
 
     Raises:
-        RequestError: a message has no text or text that cannot be encoded, a role is unknown, or an answer holds an image.
+        RequestError: a message has no text, or text that cannot be encoded; a role is unknown; an answer contains an image.
     """
     for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
             raise RequestError(
-                f"messages[{index}]: a message is an object with a role, and text as its content",
+                f"messages[{index}]: expected an object with a role and text as its content",
                 path=f"messages[{index}]",
             )
         if message.get("role") in ("assistant", ASSISTANT) and IMAGE in content:
-            raise RequestError(f"messages[{index}]: an answer holds no {IMAGE}", path=f"messages[{index}]")
+            raise RequestError(f"messages[{index}]: an answer must not contain {IMAGE}", path=f"messages[{index}]")
     try:
         text = tokenizer.apply_chat_template(
             list(messages), chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=inference_mode
@@ -107,5 +110,5 @@ def conversation_ids(
         return encode_rendered(tokenizer, text)
     except Exception as error:
         raise RequestError(
-            f"messages: the conversation format refuses them ({type(error).__name__}: {error})", path="messages"
+            f"messages: refused by the conversation format ({type(error).__name__}: {error})", path="messages"
         ) from error

@@ -1,7 +1,7 @@
-"""What `mm-plugin demo` shows of DeepSeek-VL2: a tiny checkpoint, and its vision part written once more in plain Pillow and torch.
+"""`mm-plugin demo` of DeepSeek-VL2: a tiny checkpoint, and a second implementation of its vision part in plain Pillow and torch.
 
-No library has the model, so the reference is written here from the model's description, as straight as it can be, and shares
-nothing with this plugin's processor and encoder. The language model of the tiny checkpoint is a Llama, and transformers runs it.
+No library has the model, so the reference is implemented here from the model's description, as directly as possible, and shares
+nothing with this plugin's processor and encoder. The language model of the tiny checkpoint is a Llama, which transformers runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from mm_plugin import MultimodalDataItem, Processor
-from mm_plugin.demo import Demo, DrawsViews, Reference, RowBoxes, View
+from mm_plugin.demo import Demo, DrawsViews, EmbeddingBoxes, ReferenceOutput, View
 from mm_plugin_deepseekvl2.testing import language_config, make_checkpoint
 
 Box = tuple[int, int, int, int]
@@ -67,17 +67,19 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         """See `Demo`."""
         return model.language.get_input_embeddings()
 
-    def reference(self, model: _Model, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
+    def reference(
+        self, model: _Model, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]
+    ) -> ReferenceOutput:
         """See `Demo`."""
         ids = torch.from_numpy(input_ids)
         tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-        image_token = len(tokenizer["model"]["vocab"])  # the first of the tokens that are added to a vocabulary
+        image_token = len(tokenizer["model"]["vocab"])  # the first of the tokens that are added to the vocabulary
         with torch.inference_mode():
             rows = [_rows(model, Image.open(io.BytesIO(data)), cropping=len(images) <= 2) for data in images]
             embeds = model.language.get_input_embeddings()(ids).clone()
             embeds[ids == image_token] = torch.cat(rows)
             logits = model.language(inputs_embeds=embeds[None]).logits[0]
-        return Reference(embeds, logits)
+        return ReferenceOutput(embeds, logits)
 
     def logits(self, model: _Model, input_embeds: torch.Tensor, position_ids: np.ndarray | None) -> torch.Tensor:
         """See `Demo`."""
@@ -85,8 +87,8 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             logits: torch.Tensor = model.language(inputs_embeds=input_embeds[None]).logits[0]
         return logits
 
-    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
-        """See `Demo`: of the tiles put together; rows of the thumbnail, newlines and the separator lie nowhere in them."""
+    def embedding_boxes(self, processor: Processor, item: MultimodalDataItem) -> EmbeddingBoxes:
+        """See `Demo`: boxes of the tiles put together; embeddings of the thumbnail, newlines and the separator have none."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side = processor.options.image_size
         boxes = tuple(
@@ -95,15 +97,15 @@ class DeepseekVL2Demo(Demo, DrawsViews):
             for column in range(columns)
             for left, top, right, bottom in _tile_boxes(processor)
         )
-        return RowBoxes(rows * side, columns * side, boxes)
+        return EmbeddingBoxes(rows * side, columns * side, boxes)
 
     def views(self, processor: Processor, item: MultimodalDataItem, name: str, data: bytes) -> Sequence[View]:
-        """See `DrawsViews`: the thumbnail, the tiles on the image, and the order of the tokens."""
+        """See `DrawsViews`: the thumbnail, the image with its tiles, and the order of the tokens."""
         columns, rows = item.images_spatial_crop[0].tolist()
         side, tokens = processor.options.image_size, processor.options.tile_side
         tiles = np.asarray(item.feature)
         local = tiles[-rows * columns :].reshape(rows, columns, side, side, 3).swapaxes(1, 2)
-        whole = self.row_boxes(processor, item)
+        whole = self.embedding_boxes(processor, item)
         frames = tuple(
             (column * side, row * side, (column + 1) * side, (row + 1) * side)
             for row in range(rows)
@@ -113,13 +115,13 @@ class DeepseekVL2Demo(Demo, DrawsViews):
         return [
             View(
                 f"{name}: thumbnail",
-                f"{side} x {side} pixels, {tokens} x {tokens} rows and {tokens} newlines",
+                f"{side} x {side} pixels, {tokens} x {tokens} embeddings and {tokens} newlines",
                 tiles[0],
                 _tile_boxes(processor),
             ),
             View(
                 f"tiles, {rows} x {columns}",
-                f"{whole.height} x {whole.width} pixels, {len(whole.boxes)} rows and {rows * tokens} newlines",
+                f"{whole.height} x {whole.width} pixels, {len(whole.boxes)} embeddings and {rows * tokens} newlines",
                 local.reshape(rows * side, columns * side, 3),
                 whole.boxes,
                 frames,
@@ -129,7 +131,7 @@ class DeepseekVL2Demo(Demo, DrawsViews):
 
 
 def _tile_boxes(processor: Processor) -> tuple[Box, ...]:
-    """The square of a tile for which each of its rows stands; the last of a line are cut by the tile's edge."""
+    """The part of a tile that each of its embeddings stands for; the last ones of a line are cut off by the tile's edge."""
     options = processor.options
     step, side = options.patch_size * options.downsample_ratio, options.image_size
     starts = [index * step for index in range(options.tile_side)]
@@ -137,7 +139,7 @@ def _tile_boxes(processor: Processor) -> tuple[Box, ...]:
 
 
 def _layout(side: int, rows: int, columns: int) -> np.ndarray:
-    """Every token as a square, in lines that end in a newline: [height, width, 3] uint8."""
+    """Every token as a square, in lines that end with a newline token: [height, width, 3] uint8."""
     lines = [[_THUMBNAIL] * side + [_NEWLINE]] * side + [[_SEPARATOR]]
     lines += [[_TILES] * (side * columns) + [_NEWLINE]] * (side * rows)
     longest = max(map(len, lines))
@@ -151,7 +153,7 @@ def _layout(side: int, rows: int, columns: int) -> np.ndarray:
 
 
 def _rows(model: _Model, image: Image.Image, *, cropping: bool) -> torch.Tensor:
-    """Rows of one image, from its file to its place in the prompt."""
+    """Embeddings of one image, in the order of its tokens."""
     candidates = [tuple(candidate) for candidate in model.settings["candidate_resolutions"]]
     side = candidates[0][0]
     best = _best(image.size, candidates) if cropping else (side, side)
@@ -167,7 +169,7 @@ def _rows(model: _Model, image: Image.Image, *, cropping: bool) -> torch.Tensor:
     pixels = torch.stack([(torch.tensor(np.array(img)) / 255 - mean) / std for img in imgs])
     tiles = _project(model, _see(model, pixels.permute(0, 3, 1, 2)))  # [n_tiles, h, h, hidden]
     height = tiles.shape[1]
-    # Tile after tile into one large grid.
+    # All tiles in one large grid.
     grid = tiles.new_empty(best[1] // side * height, best[0] // side * height, tiles.shape[-1])
     for index, tile in enumerate(tiles[1:]):
         top, left = (height * part for part in divmod(index, best[0] // side))
@@ -181,7 +183,7 @@ def _rows(model: _Model, image: Image.Image, *, cropping: bool) -> torch.Tensor:
 
 
 def _best(size: tuple[int, int], candidates: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """The (width, height) that keeps most of an image's pixels, with as little around it as can be."""
+    """The (width, height) that keeps most of an image's pixels, and among those the one with the least padding."""
     best, kept, wasted = candidates[0], -1, 0
     for width, height in candidates:
         scale = min(width / size[0], height / size[1])

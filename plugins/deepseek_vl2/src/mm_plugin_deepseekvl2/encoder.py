@@ -1,4 +1,4 @@
-"""DeepSeek-VL2's vision tower and projector, loaded alone from a checkpoint: plain torch, compact tiles taken as they are."""
+"""DeepSeek-VL2's vision tower and projector in plain torch, loaded alone from a checkpoint. Takes compact tiles as they are."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mm_plugin.encoder import fill_tower
 from mm_plugin_deepseekvl2.config import DeepseekVL2Config, ProjectorConfig, VisionConfig, read_config
 from mm_plugin_deepseekvl2.processor import DeepseekVL2Options
 
-# How released checkpoints name what is needed, and what they hold beside it: the head that pools an image into one vector.
+# Names of the tensors that are needed, and of others under the same prefixes: the head that pools an image into one vector.
 PREFIXES = ("vision.", "projector.", "image_newline", "view_seperator")
 UNREAD = ("vision.attn_pool.",)
-# Tiles in one pass of the tower. The widest activation of a released model, 729 patches x 4,304 channels, is 6 MB a tile in
-# bfloat16, and two of them live at a time: a pass needs less than a gigabyte.
+# Tiles in one pass of the tower. The largest activation of a released model, 729 patches x 4,304 channels, takes 6 MB per tile
+# in bfloat16, and two of them are alive at a time: a pass takes less than a gigabyte.
 TILES_AT_ONCE = 64
 _EPS = 1e-6
 
 
 class DeepseekVL2Encoder(Encoder, EncodesImages):
-    """Tiles in; rows of thumbnail and tiles, their newlines and the separator out.
+    """Tiles in; embeddings of the thumbnail and the tiles, with newlines and the separator, out.
 
     Args:
         tower: on its device, in inference mode.
@@ -45,7 +45,7 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         """Build the tower from the checkpoint's vision tensors; the language model is never read.
 
         Raises:
-            UsageError: the config lacks a key, or the checkpoint lacks a tensor, has one too many or one of another shape.
+            UsageError: the config lacks a key, or a tensor is missing, unexpected or of another shape.
         """
         config = read_config(checkpoint)
         options = DeepseekVL2Options.from_checkpoint(checkpoint, (Modality.IMAGE,))
@@ -61,7 +61,7 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         return cls(tower, config, options)
 
     def get_image_feature(self, items: Sequence[MultimodalDataItem]) -> list[torch.Tensor]:
-        """Rows [num_tokens, hidden] for each image; the tiles of all images go through the tower together."""
+        """Embeddings [num_tokens, hidden] of each image; the tiles of all images pass the tower together."""
         tiles = [torch.as_tensor(item.feature) for item in items]
         with torch.inference_mode():
             passes = [self._tower(self._normalized(part)) for part in _parts(tiles, TILES_AT_ONCE)]
@@ -72,7 +72,7 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
             ]
 
     def _normalized(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Tiles [n_tiles, 3, side, side] as the tower takes them; levels become floats by the reference's own float32 steps."""
+        """Tiles [n_tiles, 3, side, side] in the tower's dtype; levels are normalized in the reference's own float32 arithmetic."""
         newline = self._tower.image_newline
         floats = []
         for part in parts:
@@ -84,10 +84,10 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
         return torch.cat(floats)
 
     def _laid_out(self, tiles: torch.Tensor, columns: int, rows: int) -> torch.Tensor:
-        """Rows of one image in the order of its tokens.
+        """Embeddings of one image in the order of its tokens.
 
         Args:
-            tiles: [n_tiles, side * side, hidden], the thumbnail first; it alone where it is the only tile too.
+            tiles: [n_tiles, side * side, hidden], the thumbnail first; only the thumbnail where it equals the only tile.
             columns: tiles along the width.
             rows: tiles along the height.
         """
@@ -106,7 +106,7 @@ class DeepseekVL2Encoder(Encoder, EncodesImages):
 
 
 def _parts(tiles: Sequence[torch.Tensor], budget: int) -> Iterator[list[torch.Tensor]]:
-    """The tiles of all images in order, in lists of at most so many tiles."""
+    """The tiles of all images in order, in lists of at most `budget` tiles."""
     part: list[torch.Tensor] = []
     package = budget
     for image in tiles:
@@ -122,10 +122,10 @@ def _parts(tiles: Sequence[torch.Tensor], budget: int) -> Iterator[list[torch.Te
 
 
 class DeepseekVL2Tower(nn.Module):
-    """Tower, projector, and the two learned rows, named as in released checkpoints.
+    """Tower, projector and the two learned embeddings, named as in released checkpoints.
 
     Shape:
-        tiles [n_tiles, 3, image_size, image_size]; returns [n_tiles, rows per tile, n_embed].
+        tiles [n_tiles, 3, image_size, image_size]; returns [n_tiles, embeddings per tile, n_embed].
     """
 
     def __init__(self, config: DeepseekVL2Config) -> None:
@@ -142,7 +142,7 @@ class DeepseekVL2Tower(nn.Module):
 
 
 class _Siglip(nn.Module):
-    """SigLIP's ViT up to its last norm.
+    """SigLIP's ViT up to and including its last norm.
 
     Source: SigLIP, arXiv:2303.15343; names and numbers of timm's `siglip_so400m_patch14_384`.
     """
@@ -211,7 +211,7 @@ class _Mlp(nn.Module):
 
 
 class _Projector(nn.Module):
-    """Patches to rows. `downsample_mlp_gelu` first joins squares of patches, with zeros beyond the right and lower edge."""
+    """Patches to embeddings. `downsample_mlp_gelu` first joins squares of patches, zero-padded at the right and lower edges."""
 
     def __init__(self, config: ProjectorConfig) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class _Projector(nn.Module):
         if config.projector_type == "downsample_mlp_gelu":
             widths[1:-1] = [config.n_embed * config.mlp_ratio] * (config.depth - 1)
         linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
-        # A GELU between two linear layers, so these have even numbers.
+        # A GELU between two linear layers, so the linear ones have even indices.
         layers = [layer for linear in linears for layer in (nn.GELU(), linear)][1:]
         self.layers: nn.Module
         if config.projector_type == "identity":
@@ -238,7 +238,7 @@ class _Projector(nn.Module):
 
 
 def _join(x: torch.Tensor, ratio: int) -> torch.Tensor:
-    """Squares of neighboring patches as one: [n, grid * grid, width] -> [n, side * side, width * ratio * ratio], channel first."""
+    """Join squares of neighboring patches: [n, grid * grid, width] -> [n, side * side, width * ratio * ratio], channel first."""
     n_tiles, n_patches, width = x.shape
     grid = round(n_patches**0.5)
     side = -(-grid // ratio)

@@ -7,7 +7,7 @@ from mm_plugin import Modality, ModelSpec, hookimpl
 
 @hookimpl
 def mm_register_models() -> ModelSpec:
-    """DeepSeek-VL2: base, small and tiny. Their released folders name a model type and no architectures."""
+    """DeepSeek-VL2: base, small and tiny. Released folders have a model type, but no architectures."""
     return ModelSpec(
         name="deepseek_vl2",
         output_version=1,
@@ -15,7 +15,7 @@ def mm_register_models() -> ModelSpec:
         model_types=("deepseek_vl_v2",),
         modalities=(Modality.IMAGE,),
         placeholders={Modality.IMAGE: "<image>"},
-        padding="runs",  # no token stands around an image; where two touch, only recorded offsets tell them apart
+        padding="runs",  # images have no start and end tokens; only recorded offsets separate adjacent ones
         fields={Modality.IMAGE: ("images_spatial_crop",)},
         processor="mm_plugin_deepseekvl2.processor:DeepseekVL2Processor",
         encoder="mm_plugin_deepseekvl2.encoder:DeepseekVL2Encoder",

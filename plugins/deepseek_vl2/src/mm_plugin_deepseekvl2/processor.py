@@ -1,4 +1,4 @@
-"""How DeepSeek-VL2 lays out and prepares one image: a thumbnail, and the tiles of the resolution that fits it best."""
+"""How DeepSeek-VL2 lays out and prepares an image: a thumbnail, and the tiles of the resolution that fits the image best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mm_plugin.transforms import best_resolution, cut_tiles, letterbox, normaliz
 from mm_plugin_deepseekvl2.config import Positive, read_config, read_struct
 
 SETTINGS_FILE = "processor_config.json"
-# A request with more images than this gets no tiles.
+# In a request with more images than this, images get no tiles.
 MOST_CROPPED = 2
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -35,7 +35,7 @@ Spread = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """processor_config.json, as the model's own processor takes it: three numbers have no default there, and none here."""
+    """processor_config.json, as the model's own processor reads it; the first three values are required, as they are there."""
 
     candidate_resolutions: Annotated[tuple[tuple[Positive, Positive], ...], msgspec.Meta(min_length=1)]
     patch_size: Positive
@@ -51,15 +51,15 @@ class _Settings(msgspec.Struct, frozen=True):
         for width, height in self.candidate_resolutions:
             if width % side or height % side:
                 raise ValueError(
-                    f"candidate_resolutions holds {width} x {height}, which is not made of tiles of {side}"
+                    f"candidate_resolutions must be multiples of the tile of {side} pixels, got {width} x {height}"
                 )
 
 
 def read_settings(checkpoint: Checkpoint, _: Modality) -> dict[str, Any]:
-    """What processor_config.json says, by option, once it is seen to agree with config.json.
+    """Values of processor_config.json, by option, checked against config.json.
 
     Raises:
-        UsageError: a key is missing or wrong, or the two files contradict each other; the message names files and keys.
+        UsageError: a key is missing or invalid, or the two files contradict each other; the message names files and keys.
     """
     found = read_struct(checkpoint.read_json(SETTINGS_FILE), _Settings, f"{checkpoint.folder}/{SETTINGS_FILE}")
     config = read_config(checkpoint)
@@ -71,7 +71,7 @@ def read_settings(checkpoint: Checkpoint, _: Modality) -> dict[str, Any]:
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise UsageError(
-                f"{checkpoint.folder}: {SETTINGS_FILE} says {name} {ours}, the model of config.json has {theirs}",
+                f"{checkpoint.folder}: {SETTINGS_FILE} has {name} {ours}, but config.json has {theirs}",
                 argument="checkpoint",
             )
     return {name: getattr(found, name) for name in DeepseekVL2Options.__struct_fields__ if hasattr(found, name)}
@@ -81,15 +81,16 @@ class DeepseekVL2Options(BaseOptions, frozen=True, kw_only=True):
     """What changes the features of an image; see `OptionScope` for when each may be given.
 
     Attributes:
-        resize: `pillow` equals the model's own processor bit for bit; `torch` is two to three times faster and within two levels.
-        feature_format: `compact` keeps uint8 tiles, which the encoder normalizes, and one tile where thumbnail and only tile are
-            the same pixels; `float32` keeps the reference's `images`.
-        candidate_resolutions: (width, height), pixels, of which one is chosen for an image; the first is one tile.
+        resize: `pillow` equals the model's own processor bit for bit; `torch` is two to three times faster, and within
+            two levels of it.
+        feature_format: `compact` keeps uint8 tiles, which the encoder normalizes, and a single one where the only tile equals the
+            thumbnail; `float32` gives the reference's `images`.
+        candidate_resolutions: (width, height), pixels, one of which is chosen for an image; the first is that of one tile.
         patch_size: pixels along a side of a patch.
-        downsample_ratio: patches along a side of the square that becomes one row.
-        image_mean: per channel, of levels scaled to 0..1; also the color around an image that does not fill its box.
+        downsample_ratio: patches along a side of the square that becomes one embedding.
+        image_mean: per channel, of levels scaled to 0..1; also the color with which an image is padded.
         image_std: per channel, of levels scaled to 0..1.
-        normalize: whether mean and standard deviation are used at all.
+        normalize: whether levels are normalized by mean and standard deviation.
     """
 
     @classmethod
@@ -113,28 +114,28 @@ class DeepseekVL2Options(BaseOptions, frozen=True, kw_only=True):
 
     @property
     def tile_side(self) -> int:
-        """Rows along a side of a tile."""
+        """Embeddings along a side of a tile."""
         return -(-(self.image_size // self.patch_size) // self.downsample_ratio)
 
     @property
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel, of levels scaled to 0..1: what is subtracted, and by what the rest is divided."""
+        """Per channel, of levels scaled to 0..1: what is subtracted, and what the difference is divided by."""
         return (self.image_mean, self.image_std) if self.normalize else ((0.0,) * 3, (1.0,) * 3)
 
     @property
     def table(self) -> np.ndarray:
-        """What each level becomes, per channel: [3, 256] float32."""
-        # A division by 255 in float32, as the reference has it, and a product in float64 that is then rounded agree on every level.
+        """Normalized values of the 256 levels, per channel: [3, 256] float32."""
+        # Division by 255 in float32, as in the reference, and a product in float64 that is then rounded agree on every level.
         return normalization_table(*self.mean_and_std, rescale=1 / 255, rule="pillow")
 
 
 class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
-    """DeepSeek-VL2. One image becomes rows of its thumbnail, a separator, and rows of its tiles."""
+    """DeepSeek-VL2. An image becomes embeddings of its thumbnail, a separator, and embeddings of its tiles."""
 
     Options = DeepseekVL2Options
 
     def context(self, counts: Mapping[Modality, int]) -> bool:
-        """Whether images are cut into tiles at all."""
+        """Whether images are cut into tiles."""
         return counts.get(Modality.IMAGE, 0) <= MOST_CROPPED
 
     def layout(self, modality: Modality, size: Size, options: DeepseekVL2Options, context: bool) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         """Thumbnail, then tiles row by row: [n_tiles, side, side, 3] uint8, or [n_tiles, 3, side, side] float32."""
         columns, rows = layout["images_spatial_crop"][0].tolist()
         side, n_local = options.image_size, rows * columns
-        # The only tile of an image is its thumbnail once more.
+        # The only tile of an image equals its thumbnail.
         boxes = [(side, side), (rows * side, columns * side)][: min(2, n_local)]
         red, green, blue = (int(level * 255) for level in options.image_mean)
         thumbnail, *views = letterbox(decoded.pixels, boxes, color=(red, green, blue), rule=options.resize)
@@ -163,7 +164,7 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         return normalize_tiles(tiles if views else tiles.repeat(2, axis=0), self._table)
 
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        """One `<image>` for each row."""
+        """One `<image>` for each embedding."""
         columns, rows = layout["images_spatial_crop"][0].tolist()
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], self._num_rows(rows, columns))
 
@@ -172,7 +173,7 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         return "images"
 
     def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
-        """Rows of an image whose tiles make one of the checkpoint's resolutions."""
+        """Embeddings of an image whose tiles add up to one of the checkpoint's resolutions."""
         crop, options = np.asarray(fields["images_spatial_crop"]), self.options
         if crop.shape != (1, 2) or crop.dtype != np.int64:
             raise SizeError(f"images_spatial_crop must be [1, 2] whole numbers, got {list(crop.shape)} {crop.dtype}")
@@ -194,7 +195,7 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
             )
 
     def _num_rows(self, rows: int, columns: int) -> int:
-        """Each row of a grid of rows ends in one more, a newline; a separator stands between thumbnail and tiles."""
+        """Each row of a grid ends with a newline; a separator stands between the thumbnail and the tiles."""
         side: int = self.options.tile_side
         return side * (side + 1) + 1 + rows * side * (columns * side + 1)
 

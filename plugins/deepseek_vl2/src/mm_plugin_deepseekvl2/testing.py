@@ -1,4 +1,4 @@
-"""Tiny DeepSeek-VL2 checkpoints with seeded weights, in the layout of the released ones, for tests and demos."""
+"""Tiny DeepSeek-VL2 checkpoints with seeded weights, laid out as the released ones are, for tests and demos."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mm_plugin_deepseekvl2.config import DeepseekVL2Config
 from mm_plugin_deepseekvl2.conversation import PAD
 from mm_plugin_deepseekvl2.encoder import DeepseekVL2Tower
 
-# Learned rows and positions, of weights that are neither biases nor norms nor maps.
+# Learned embeddings and positions, which are neither biases nor norms nor linear maps.
 _SPREADS = {"image_newline": 1.0, "view_seperator": 1.0, "pos_embed": 0.5, "latent": 0.5}
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-# Of the released models, (columns, rows): every grid of at most nine tiles. Of equals the first is chosen, so the order counts.
+# (columns, rows) of the released models: every grid of at most nine tiles. Among equals the first is chosen, so order matters.
 TILE_GRIDS = (
     (1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (1, 5), (5, 1), (1, 6), (6, 1), (2, 3), (3, 2), (1, 7), (7, 1),
     (1, 8), (8, 1), (2, 4), (4, 2), (1, 9), (9, 1), (3, 3),
@@ -27,7 +27,7 @@ TILE_GRIDS = (
 
 
 def byte_level_tokenizer(merges: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Three special tokens, then a token for each byte: id = 3 + byte. It lacks what the plugin adds, as released ones do.
+    """Three special tokens, then a token for each byte: id = 3 + byte. As in released ones, the tokens that the plugin adds lack.
 
     Args:
         merges: byte pairs that become one token, such as `a b`, in the byte-level alphabet.
@@ -42,10 +42,10 @@ def byte_level_tokenizer(merges: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen, else one from U+0100 on."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    """The character for each byte in a byte-level vocabulary: itself where it is printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in seen else chr(next(hidden)) for byte in range(256)]
+    return [chr(byte) if byte in printable else chr(next(hidden)) for byte in range(256)]
 
 
 def tiny_config(*, image_size: int = 384, hidden: int = 24, vocab_size: int = 320) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def tiny_config(*, image_size: int = 384, hidden: int = 24, vocab_size: int = 32
     Args:
         image_size: pixels along a side of a tile.
         hidden: channels of the language model.
-        vocab_size: rows of the embedding table, padding included.
+        vocab_size: entries of the text embedding, padding included.
     """
     return {
         "model_type": "deepseek_vl_v2",
@@ -116,7 +116,7 @@ def _resolutions(image_size: int) -> list[list[int]]:
 
 
 def language_config(config: Mapping[str, Any]) -> LlamaConfig:
-    """The language model of a tiny checkpoint: without experts and latent attention it is a Llama.
+    """The config of a tiny checkpoint's language model, which is a Llama because it has neither experts nor latent attention.
 
     Args:
         config: config.json, as `tiny_config` makes it.
@@ -136,16 +136,16 @@ def make_checkpoint(
     seed: int = 20260207,
     shards: int = 2,
 ) -> Path:
-    """Write a whole checkpoint as the released ones are laid out.
+    """Write a whole checkpoint, laid out as the released ones are, and return its folder.
 
     Args:
-        folder: made if it is not there.
+        folder: created where it does not exist.
         config: a `tiny_config` where None.
         settings: processor_config.json; `tiny_settings` for the config's tiles where None.
         tokenizer: a `byte_level_tokenizer` where None.
-        state: tensors by their names in the file; seeded ones for the whole model where None.
+        state: tensors by their names in the files; seeded ones for the whole model where None.
         seed: of the weights.
-        shards: safetensors files; more than one come with an index.
+        shards: safetensors files; two or more come with an index.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def make_checkpoint(
 
 
 def whole_state(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Names and shapes of every tensor of a tiny checkpoint, on the meta device."""
+    """Names and shapes of all tensors of a tiny checkpoint, on the meta device."""
     with torch.device("meta"):
         tower = DeepseekVL2Tower(msgspec.convert(config, DeepseekVL2Config)).state_dict()
         language = LlamaForCausalLM(language_config(config)).state_dict()
@@ -171,7 +171,7 @@ def whole_state(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _pooling_head(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What released checkpoints hold of SigLIP's pooling head, which the model never uses."""
+    """Tensors of SigLIP's pooling head, which released checkpoints contain and the model never uses."""
     width = config["vision_config"]["width"]
     hidden = int(width * config["vision_config"]["mlp_ratio"])
     shapes: dict[str, tuple[int, ...]] = {"latent": (1, 1, width)}

@@ -23,4 +23,4 @@ class Qwen2VLProcessor(PatchGridProcessor, PatchGridVideos):
         return {}
 
     def check_video_fields(self, fields: Any) -> None:
-        """There are none beside the grid."""
+        """A video has no fields but its grid."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mm_plugin.demo.base import Reference, RowBoxes, ShownVideo, ShowsVideos, TransformersDemo
+from mm_plugin.demo.base import DemoVideo, EmbeddingBoxes, ReferenceOutput, ShowsVideos, TransformersDemo
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.processor import Processor
@@ -45,7 +45,9 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
         return f"<|im_start|>user\n{images}{videos}What can be seen?<|im_end|>\n<|im_start|>assistant\n"
 
     @final
-    def reference(self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]) -> Reference:
+    def reference(
+        self, model: Any, checkpoint: Path, input_ids: np.ndarray, images: Sequence[bytes]
+    ) -> ReferenceOutput:
         """See `Demo`."""
         prepared = _prepare_images(checkpoint, images)
         ids = torch.from_numpy(input_ids)[None]  # [1, N]
@@ -60,7 +62,7 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
             embeds = model.get_input_embeddings()(ids)
             embeds = embeds.masked_scatter(is_image[..., None], embeddings)
             logits = model(input_ids=ids, pixel_values=prepared["pixel_values"], image_grid_thw=grids, **types).logits
-        return Reference(embeds[0], logits[0], positions[:, 0].numpy())
+        return ReferenceOutput(embeds[0], logits[0], positions[:, 0].numpy())
 
     @final
     def video_reference(
@@ -69,8 +71,8 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
         checkpoint: Path,
         output: MultimodalProcessorOutput,
         images: Sequence[bytes],
-        videos: Sequence[ShownVideo],
-    ) -> Reference:
+        videos: Sequence[DemoVideo],
+    ) -> ReferenceOutput:
         """See `ShowsVideos`; the positions are `output`'s, because transformers numbers text after a video differently."""
         ids = torch.from_numpy(output.input_ids)
         with torch.inference_mode():
@@ -85,10 +87,10 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
             embeds = model.get_input_embeddings()(ids)
             is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
             embeds[is_media] = torch.cat(embeddings)
-        return Reference(embeds, self.logits(model, embeds, output.mrope_positions))
+        return ReferenceOutput(embeds, self.logits(model, embeds, output.mrope_positions))
 
     @final
-    def row_boxes(self, processor: Processor, item: MultimodalDataItem) -> RowBoxes:
+    def embedding_boxes(self, processor: Processor, item: MultimodalDataItem) -> EmbeddingBoxes:
         """See `Demo`: the square of a merged patch for each embedding."""
         side = processor.options.patch_size * processor.options.merge_size
         grid = item.video_grid_thw if item.modality is Modality.VIDEO else item.image_grid_thw
@@ -98,7 +100,7 @@ class PatchGridDemo(TransformersDemo, ShowsVideos):
             for row in range(rows)
             for column in range(columns)
         )
-        return RowBoxes(rows * side, columns * side, boxes)
+        return EmbeddingBoxes(rows * side, columns * side, boxes)
 
 
 def _image_processor() -> Any:
@@ -118,7 +120,7 @@ def _prepare_images(checkpoint: Path, images: Sequence[bytes]) -> Any:
     return _image_processor().from_pretrained(str(checkpoint))(images=decoded, return_tensors="pt")
 
 
-def _prepare_video(video: ShownVideo, checkpoint: Path) -> torch.Tensor:
+def _prepare_video(video: DemoVideo, checkpoint: Path) -> torch.Tensor:
     """Pixel values [n_patches, patch_dim] float32 of a video's chosen frames, by PyAV and plain torch alone."""
     import av
 

@@ -1,4 +1,4 @@
-"""Options of processors over patch grids: what each changes, who may set it, its bounds. The defaults are each model's own."""
+"""Options of processors over patch grids: what each changes, when it may be given, its bounds. Defaults are each model's own."""
 
 from __future__ import annotations
 
