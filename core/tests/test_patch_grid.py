@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.nn import functional
+from toy import word_tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from mm_plugin.errors import RequestError, UsageError
@@ -169,9 +170,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def open_next(
-    site: Any, open_registry: Callable[..., Any], word_tokenizer: Callable[..., Any], tmp_path: Path
-) -> Callable[..., Any]:
+def open_next(site: Any, open_registry: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """Opens the processor of an installed plugin, over a checkpoint with the settings of released Qwen3-VL."""
     hooks = site.hooks(
         {

@@ -1,15 +1,14 @@
-"""The author's kit: each sweep passes a correct plugin, and each of its rules is broken by one plugin that it alone catches."""
+"""The author's kit: each sweep passes a right plugin, and each rule of it is broken by one plugin that it alone catches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from toy import PlainToy, ToyCheckpoint, owner_of, toy_spec
 from transformers import PreTrainedTokenizerFast
 
 from mm_plugin import (
@@ -17,16 +16,12 @@ from mm_plugin import (
     DecodedMedia,
     Modality,
     ModelProcessor,
-    ModelSpec,
     OptionScope,
-    Replacement,
+    Processor,
     Settings,
-    Size,
 )
-from mm_plugin.cache import ComputeCache, MemoryStore
 from mm_plugin.demo import sample_images
-from mm_plugin.events import Observers
-from mm_plugin.processor import Runtime
+from mm_plugin.runtime import Runtime
 from mm_plugin.testing import chunks, sweep_options, sweep_provenance
 
 TEMPLATE = (
@@ -34,33 +29,18 @@ TEMPLATE = (
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}[end]{% endfor %}"
 )
-SPEC = ModelSpec(
-    name="kit",
-    output_version=1,
-    modalities=(Modality.IMAGE,),
-    placeholders={Modality.IMAGE: "<image>"},
-    fields={Modality.IMAGE: ("size",)},
-    padding="runs",
-    processor="kit:Right",
-    encoder="kit:Encoder",
-)
+SPEC = toy_spec(Modality.IMAGE, Modality.VIDEO, name="kit")
 
 
-class Checkpoint:
-    folder = Path("nowhere")
-    config: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self) -> None:
-        alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-        tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.add_special_tokens(
-            [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>")]
-        )
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-
-    def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
-        return {}
+def byte_tokenizer() -> Any:
+    """Every byte is a token, so that any text can be read back."""
+    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in ("[start]", "[end]", "<image>", "<video>")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
 
 
 class Options(BaseOptions, frozen=True, kw_only=True):
@@ -70,21 +50,17 @@ class Options(BaseOptions, frozen=True, kw_only=True):
     fixed: Annotated[int, OptionScope.checkpoint("image")] = 1
 
 
-class Right(ModelProcessor):
+class Right(PlainToy):
+    """As many rows as the option `size` says."""
+
     Options = Options
 
-    def context(self, counts: Mapping[Modality, int]) -> None:
-        return None
-
-    def layout(self, modality: Modality, size: Size, options: Any, context: None) -> dict[str, Any]:
-        return {"size": options.size}
+    def rows(self, modality: Modality, size: Any, options: Any, context: Any) -> int:
+        return options.size
 
     def prepare(self, decoded: DecodedMedia, layout: Mapping[str, Any], options: Any) -> np.ndarray:
-        flat = decoded.pixels[: layout["size"], 0].astype(np.int16)
+        flat = decoded.pixels[: layout["rows"], 0].astype(np.int16)
         return -flat if options.tone == "dark" else flat
-
-    def replacement(self, layout: Mapping[str, Any]) -> Replacement:
-        return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["size"])
 
 
 class ReadsAnothersOption(Right):
@@ -106,25 +82,19 @@ class DeclaresWrongly(Right):
 
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
-    with ThreadPoolExecutor(2) as pool:
-        yield Runtime(
-            settings=Settings(),
-            executor=pool,
-            cache=ComputeCache(MemoryStore(1 << 20)),
-            observers=Observers(),
-            owner={"plugin": "kit", "distribution": "kit", "version": "1"},
-        )
+    with Runtime(Settings(threads=2, preprocess_cache_bytes=1 << 20)) as made:
+        yield made
 
 
 def opener(cls: type[ModelProcessor], runtime: Runtime) -> Any:
-    checkpoint: Any = Checkpoint()
-    return lambda **options: cls(SPEC, checkpoint, runtime, options)
+    checkpoint: Any = ToyCheckpoint(byte_tokenizer(), config={})
+    return lambda **options: Processor(cls, SPEC, checkpoint, runtime, options, owner=owner_of(SPEC))
 
 
 MEDIA = {Modality.IMAGE: np.arange(40 * 3 * 3, dtype=np.uint8).reshape(40, 3, 3)}
 
 
-def test_a_correct_plugin_passes_and_reports_what_changed(runtime: Runtime) -> None:
+def test_a_right_plugin_passes_and_shows_what_changed(runtime: Runtime) -> None:
     trials = sweep_options(opener(Right, runtime), MEDIA)
     assert {trial.option for trial in trials} == {"background", "size", "tone", "rate"}
     assert {trial.option for trial in trials if trial.changed} == {"size", "tone"}
@@ -134,8 +104,11 @@ def test_a_correct_plugin_passes_and_reports_what_changed(runtime: Runtime) -> N
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (ReadsAnothersOption, "rate=12 on images changes the item, although its OptionScope does not name them"),
-        (DeclaresWrongly, "size=16 on images changes the item"),
+        (
+            ReadsAnothersOption,
+            "rate=12 on images changes the item, although its OptionScope does not name them",
+        ),
+        (DeclaresWrongly, "size=16 on images changes the item, although its OptionScope does not name them"),
     ],
 )
 def test_a_wrong_plugin_is_caught(runtime: Runtime, cls: type[ModelProcessor], message: str) -> None:
@@ -165,7 +138,7 @@ def test_an_option_of_which_no_value_is_accepted_is_reported(runtime: Runtime) -
         sweep_options(opener(Right, runtime), MEDIA, values={"size": ["wide"]})
 
 
-def test_provenance_holds_for_a_correct_reader(runtime: Runtime) -> None:
+def test_provenance_holds_for_a_right_reader(runtime: Runtime) -> None:
     assert sweep_provenance(opener(Right, runtime)(), media=MEDIA[Modality.IMAGE], rounds=60) == 0
 
 
@@ -173,10 +146,12 @@ def test_provenance_holds_for_a_correct_reader(runtime: Runtime) -> None:
 def test_a_reader_that_encodes_messages_as_they_are_is_caught(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_plugin.prompt import PromptReader
+    from mm_plugin.prompt import PromptReader, encode_rendered
 
     monkeypatch.setattr(
-        PromptReader, "_encode_messages", lambda self, messages: self._encode(self._render(messages), rendered=True)
+        PromptReader,
+        "_encode_messages",
+        lambda self, messages: encode_rendered(self._tokenizer, self._render(messages)),
     )
     with pytest.raises(AssertionError, match="became a token of the model"):
         sweep_provenance(opener(Right, runtime)())

@@ -290,7 +290,7 @@ def test_a_config_that_says_nothing_has_four_tokens_a_second() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item("video", 0, (2, 4, 6), 1.0)
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 2 x 2 x 3 has 12"):
+    with pytest.raises(SpanError, match="span 0 must have 12 tokens for its grid 2 x 2 x 3, got 4"):
         positions([item], seq=9, config=config(), options={})
 
 

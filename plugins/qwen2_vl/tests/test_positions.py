@@ -107,7 +107,7 @@ def test_the_merge_size_is_the_configs() -> None:
 def test_a_span_that_does_not_fit_its_grid_is_refused() -> None:
     item = make_item(0, (1, 4, 6))
     item.offsets[:] = [(0, 3)]
-    with pytest.raises(SpanError, match="span 0 has 4 tokens, its grid 1 x 2 x 3 has 6"):
+    with pytest.raises(SpanError, match="span 0 must have 6 tokens for its grid 1 x 2 x 3, got 4"):
         positions([item], seq=9, config=CONFIG, options={})
 
 

@@ -29,6 +29,22 @@ class CallCounter:
         seen: (identity, number of embeddings) of every item, in the order in which they were encoded.
 
     `CallCounter(encoder).as_mapping()` replaces `encoder` in a call of `embed_mm_inputs`; `calls` then says how often it ran.
+
+    Example:
+        >>> from mm_plugin import Encoder, EncodesImages
+        >>> class Rows(Encoder, EncodesImages):
+        ...     @classmethod
+        ...     def load(cls, checkpoint, device, dtype):
+        ...         return cls()
+        ...
+        ...     def get_image_feature(self, items):
+        ...         return [item.feature for item in items]
+        >>> counter = CallCounter(Rows())
+        >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature="rows")
+        >>> counter.as_mapping()[Modality.IMAGE]([item])
+        ['rows']
+        >>> counter.calls
+        [1]
     """
 
     def __init__(self, encoder: Encoder) -> None:

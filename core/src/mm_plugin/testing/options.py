@@ -28,6 +28,12 @@ class OptionTrial(msgspec.Struct, frozen=True):
         modality: of the media input.
         changed: whether fields, replacement or feature differ from those of the default.
         new_key: whether the source key differs from that of the default.
+
+    Example:
+        >>> from mm_plugin import Modality
+        >>> trial = OptionTrial("max_pixels", 4096, Modality.IMAGE, changed=True, new_key=True)
+        >>> trial.new_key or not trial.changed  # what changes the output must change the source key
+        True
     """
 
     option: str

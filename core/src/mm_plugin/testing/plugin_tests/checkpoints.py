@@ -151,7 +151,7 @@ class CheckpointTests(PluginTests):
         folder = self.make_checkpoint(tmp_path, shards=1)
         (folder / "model.safetensors").unlink()
         assert registry.load_processor(folder).count("image", self.SIZE) == (self.TOKENS, self.TOKENS)
-        with pytest.raises(UsageError, match=r"no \.safetensors"):
+        with pytest.raises(UsageError, match=r"expected \.safetensors"):
             registry.load_encoder(folder)
 
     def test_an_encoder_needs_neither_the_language_model_nor_a_tokenizer(

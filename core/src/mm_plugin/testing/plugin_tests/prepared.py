@@ -219,7 +219,7 @@ class PreparedFieldsTests(PluginTests):
         made = [self.embeddings(value, identity=name) for value in (0, 0, 1)]
         first, second = (self.take(processor, each)[0].identity for each in made[:2])
         assert first == second
-        with pytest.raises(RequestError, match="must stand for one"):
+        with pytest.raises(RequestError, match="give each content and preparation a name of its own"):
             self.take(processor, made[2])
         # A name that equals the digest of other embeddings still gives another identity than theirs.
         victim = np.ones((self.TOKENS, self.HIDDEN), np.float32)
@@ -236,5 +236,5 @@ class PreparedFieldsTests(PluginTests):
         with pytest.raises(MediaError):
             self.take(processor, first, b"neither an image nor a video")
         assert len(self.take(processor, second)) == 1
-        with pytest.raises(RequestError, match="must stand for one"):
+        with pytest.raises(RequestError, match="give each content and preparation a name of its own"):
             self.take(processor, first)

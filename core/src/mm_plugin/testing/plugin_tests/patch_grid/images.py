@@ -350,7 +350,7 @@ class PatchGridOptionTests(PluginTests):
             registry.load_processor(checkpoint, **options)
         assert any(name in caught.value.message for name in options)
 
-    def test_an_option_of_another_moment_is_told_apart_from_an_unknown_one(
+    def test_an_option_of_another_moment_is_distinguished_from_an_unknown_one(
         self, registry: Registry, checkpoint: Path, processor: Any
     ) -> None:
         messages = []
