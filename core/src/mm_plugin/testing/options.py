@@ -51,7 +51,7 @@ def sweep_options(
 ) -> list[OptionTrial]:
     """Try every option of a plugin: what changes an item changes its source key, and options of other modalities change neither.
 
-    Options that only the checkpoint's files may set are left out.
+    Options that only the checkpoint's files may set, and those of modalities that the model does not take, are left out.
 
     Args:
         open_processor: opens the plugin's processor with the load options that are passed to it.
@@ -69,7 +69,7 @@ def sweep_options(
     kinds = {field.name: field.type for field in _struct_info(type(usual.model).Options).fields}
     trials: list[OptionTrial] = []
     for option, scope in option_scopes(type(usual.model).Options).items():
-        if scope.at == "checkpoint":
+        if scope.at == "checkpoint" or not any(map(scope.is_about, usual.spec.modalities)):
             continue
         current = getattr(usual.options, option)
         tried = 0
