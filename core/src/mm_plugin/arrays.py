@@ -83,6 +83,13 @@ def detached(feature: Any, source: np.ndarray) -> Any:
     return feature
 
 
+def unshared(feature: Any) -> Any:
+    """The feature, copied if it is a view of a larger array or storage, which others may be views of too."""
+    if is_dense(feature) and storage_bytes(feature) > num_bytes(feature):
+        return feature.copy() if isinstance(feature, np.ndarray) else feature.clone()
+    return feature
+
+
 def writable(value: Any) -> Any:
     """The value, copied if it is a read-only numpy array, from which torch would make no tensor without a warning."""
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value

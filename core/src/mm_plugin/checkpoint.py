@@ -74,8 +74,9 @@ class Checkpoint:
             raise UsageError(
                 f"checkpoint: expected a folder or a hub id, got {source!r:.80} ({error})", argument="checkpoint"
             ) from error
-        folder = Path(name) if is_folder else _fetch(name, _SMALL_FILES)
-        return cls(folder, _read_json(folder / "config.json"), name)
+        # Absolute, since a worker that opens it again may run in another folder.
+        folder = Path(name).absolute() if is_folder else _fetch(name, _SMALL_FILES)
+        return cls(folder, _read_json(folder / "config.json"), str(folder) if is_folder else name)
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
         """A view of the same files whose tokenizer a function opens; see `ModelSpec.tokenizer`."""

@@ -52,12 +52,14 @@ class MMPluginError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders; Exception's own rule would drop the keyword attributes.
-        given = {name: getattr(self, name) for name in self.attributes}
-        return (_rebuild, (type(self), self.message, given))
+        return (_rebuild, (type(self), self.message, dict(self.__dict__)))
 
 
 def _rebuild(cls: type[MMPluginError], message: str, attributes: dict[str, Any]) -> MMPluginError:
-    return cls(message, **attributes)
+    # Without `__init__`, whose arguments a plugin's subclass may have changed.
+    error = cls.__new__(cls, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(MMPluginError):

@@ -157,10 +157,11 @@ class Runtime:
             UsageError, PluginLoadError: as for `preprocess_store`.
         """
         from mm_plugin.cache.single_flight import ComputeCache
+        from mm_plugin.tasks import Prepared
 
         with self._lock:
             if self._preprocess_cache is None:
-                self._preprocess_cache = ComputeCache(self.preprocess_store)
+                self._preprocess_cache = ComputeCache(self.preprocess_store, Prepared)
             return self._preprocess_cache
 
     @property
@@ -240,8 +241,11 @@ class Runtime:
             pool, self._own_pool = self._own_pool, None
             owned, self._owned = self._owned, []
         if pool is not None:
-            # The threads first, so that no item is still being prepared when the stores close.
-            pool.shutdown(wait=True, cancel_futures=True)
+            try:
+                # The threads first, so that no item is still being prepared when the stores close.
+                pool.shutdown(wait=True, cancel_futures=True)
+            except RuntimeError:
+                logger.warning("mm-plugin: closed by one of its own threads, which cannot wait for itself")
         for release in owned:
             try:
                 release()

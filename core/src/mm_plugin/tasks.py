@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import numbers
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 import msgspec
 
 from mm_plugin.arrays import storage_bytes
-from mm_plugin.errors import MMPluginError, UsageError
+from mm_plugin.errors import PluginError, RequestError, UsageError
 from mm_plugin.items import Modality, MultimodalInputFormat
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
@@ -34,6 +35,9 @@ class ModelRef(msgspec.Struct, frozen=True):
     architecture: str | None = None
     fallback: str = "unclaimed"
     options: Mapping[str, Any] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.checkpoint, self.plugin, self.architecture, self.fallback))  # options may hold lists
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `Registry.load_processor`, the checkpoint among them."""
@@ -114,41 +118,59 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         held = (self.feature, self.embeddings, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
         return sum(map(storage_bytes, held))
 
+    def is_complete(self) -> bool:
+        """See `Result.is_complete`."""
+        identity = isinstance(self.identity, bytes) and len(self.identity) == 32
+        made = self.feature is not None or self.embeddings is not None
+        return identity and made and isinstance(self.seconds, numbers.Real)
+
+
+class Result(Protocol):
+    """What a task becomes."""
+
+    def is_complete(self) -> bool:
+        """Whether every part is there, and of its type."""
+
 
 class Preparer(Protocol):
     """Prepares tasks: in threads of this process, in other processes, or on another machine."""
 
     def prepare(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
-        """A `Prepared` (a `JointPrepared` for a `JointTask`) or an `MMPluginError` for each task, in order.
+        """A `Prepared` (a `JointPrepared` for a `JointTask`) or the task's error for each task, in order.
 
-        A task that fails leaves the others as they are. What is raised is a fault of the preparer itself.
+        A task that fails leaves the others as they are. What is raised is a fault of the preparer itself. Of a `Prepared`, the
+        feature, its identity and the seconds are used; fields and replacement are the task's own.
         """
 
 
-def prepare_all(preparer: Preparer, tasks: Sequence[PrepareTask | JointTask], kind: type) -> list[Any]:
+# What may stand in place of what a task becomes.
+_TASK_ERRORS = (RequestError, PluginError, UsageError, MemoryError)
+
+
+def prepare_all(preparer: Preparer, tasks: Sequence[PrepareTask | JointTask], kind: type[Result]) -> list[Any]:
     """What a preparer makes of tasks, checked: of `kind` each, or the task's own error.
 
     Args:
         preparer: the caller's, or the core's own.
         tasks: at least one.
-        kind: what a task becomes.
+        kind: what a task becomes; its `is_complete` says whether one can be used.
 
     Raises:
         UsageError: the preparer itself fails, or returns anything else.
     """
     try:
         found = list(preparer.prepare(tasks))
-    except (MMPluginError, MemoryError, CancelledError):
+    except (UsageError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
         name = type(preparer).__name__
         raise UsageError(f"preparer: {name} failed: {type(error).__name__}: {error}", argument="preparer") from error
-    good = len(found) == len(tasks) and all(isinstance(one, (kind, Exception)) for one in found)
-    if not good:
-        kinds = sorted({type(one).__name__ for one in found})
+    good = [isinstance(one, _TASK_ERRORS) or (isinstance(one, kind) and one.is_complete()) for one in found]
+    if len(found) != len(tasks) or not all(good):
+        kinds = sorted({type(one).__name__ for one, fine in zip(found, good, strict=True) if not fine})
         raise UsageError(
-            f"preparer: expected a {kind.__name__} or an error for each of {len(tasks)} tasks, got {len(found)} of "
-            f"{', '.join(kinds) or 'none'}",
+            f"preparer: expected a complete {kind.__name__} or a request's or plugin's error for each of {len(tasks)} tasks, "
+            f"got {len(found)}, of which these cannot be used: {', '.join(kinds) or 'none'}",
             argument="preparer",
         )
     try:

@@ -51,6 +51,7 @@ class GuardedStore(Store):
 
     Args:
         inner: the plugin's store.
+        kind: of the values; one of another kind is a fault.
 
     Example:
         >>> from mm_plugin.cache import GuardedStore, MemoryStore
@@ -62,8 +63,8 @@ class GuardedStore(Store):
         (True, 1)
     """
 
-    def __init__(self, inner: Store) -> None:
-        self._inner = inner
+    def __init__(self, inner: Store, kind: type = object) -> None:
+        self._inner, self._kind = inner, kind
         self._faults = Faults()
 
     def _call(self, method: str, otherwise: Any, *arguments: Any) -> Any:
@@ -75,13 +76,19 @@ class GuardedStore(Store):
 
     def get(self, key: bytes) -> Any | None:
         """See `Store.get`."""
-        return self._call("get", None, key)
+        return self._checked("get", self._call("get", None, key))
+
+    def _checked(self, method: str, value: Any) -> Any | None:
+        if value is None or isinstance(value, self._kind):
+            return value
+        self._faults.add("store", self._inner, method, TypeError("a value of another kind"))
+        return None
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any | None]:
         """See `Store.get_many`."""
         found = self._call("get_many", None, keys)
         if isinstance(found, list) and len(found) == len(keys):
-            return found
+            return [self._checked("get_many", value) for value in found]
         if found is not None:
             self._faults.add("store", self._inner, "get_many", TypeError("not a list with a value for each key"))
         return [None] * len(keys)
@@ -117,6 +124,7 @@ class GuardedStore(Store):
         self._call("close", None)
 
 
-def guard_store(store: Store) -> Store:
-    """The store, wrapped in a `GuardedStore` unless it is one, or the core's own `MemoryStore`."""
-    return store if isinstance(store, MemoryStore | GuardedStore) else GuardedStore(store)
+def guard_store(store: Store, kind: type = object) -> Store:
+    """The store, wrapped in a `GuardedStore` unless it is the core's own `MemoryStore`, or one that checks the kind of values."""
+    trusted = isinstance(store, MemoryStore) or (isinstance(store, GuardedStore) and kind is object)
+    return store if trusted else GuardedStore(store, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mm_plugin.cache.store import Store
 
@@ -14,13 +14,13 @@ class Pins:
     A step of the request may still run after the request has ended, after an error or a cancellation; it pins nothing any more.
 
     Args:
-        store: where the entries are kept.
+        store: gives the store where the entries are kept; asked only once something is pinned.
 
     >>> from mm_plugin.cache import MemoryStore
     >>> store = MemoryStore(100)
     >>> store.put(b"key", "value", 10)
     True
-    >>> pins = Pins(store)
+    >>> pins = Pins(lambda: store)
     >>> pins.take(b"key")
     >>> store.stats().pinned
     1
@@ -29,7 +29,7 @@ class Pins:
     0
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._held: list[bytes] = []
@@ -37,14 +37,14 @@ class Pins:
 
     def take(self, key: bytes) -> None:
         """Pin an entry, if it is there and the request has not ended."""
-        if self._is_released() or not self._store.pin(key):
+        if self._is_released() or not self._store().pin(key):
             return
         with self._lock:
             kept = not self._released
             if kept:
                 self._held.append(key)
         if not kept:
-            self._store.unpin(key)
+            self._store().unpin(key)
 
     def _is_released(self) -> bool:
         with self._lock:
@@ -58,7 +58,7 @@ class Pins:
                 if held:
                     self._held.remove(key)
             if held:
-                self._store.unpin(key)
+                self._store().unpin(key)
 
     def release(self) -> None:
         """Unpin everything; from now on nothing is pinned."""
@@ -66,4 +66,4 @@ class Pins:
             self._released = True
             held, self._held = self._held, []
         for key in held:
-            self._store.unpin(key)
+            self._store().unpin(key)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mm_plugin.cache.guarded import guard_store
+from mm_plugin.cache.guarded import Faults, guard_store
 from mm_plugin.cache.store import Stats, Store
 
 
@@ -41,7 +41,7 @@ class TieredStore(Store):
 
     def __init__(self, first: Store, second: Store, *, num_bytes: Callable[[Any], int]) -> None:
         self.first, self.second = guard_store(first), guard_store(second)
-        self._num_bytes = num_bytes
+        self._num_bytes, self._faults = num_bytes, Faults()
         self._lock = threading.Lock()
         self._hits = self._misses = self._rejected = 0
         self._drops = 0  # deletes and clears: what one of them dropped must not come back into the first store
@@ -68,7 +68,12 @@ class TieredStore(Store):
         return values
 
     def _promote(self, key: bytes, value: Any, drops: int) -> None:
-        self.first.put(key, value, self._num_bytes(value))
+        try:
+            size = self._num_bytes(value)
+        except Exception as error:
+            self._faults.add("store", self, "num_bytes", error)
+            return
+        self.first.put(key, value, size)
         if self._drops != drops:  # dropped meanwhile, perhaps before it came into the first store
             self.first.delete(key)
 
@@ -114,7 +119,7 @@ class TieredStore(Store):
                 hits=self._hits,
                 misses=self._misses,
                 rejected=self._rejected,
-                errors=first.errors + second.errors,
+                errors=first.errors + second.errors + self._faults.count,
             )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -121,10 +122,11 @@ class RequestMedia:
         embeddings stay: there is no other way to them.
 
         Raises:
-            UsageError: the request has ended.
+            UsageError: the request has ended, or `computed` is no whole number.
         """
         with self._order:
             self._check_open()
+            _check_computed(computed)
             if self.retain == "feature":
                 return
             held = {key[:ITEM_KEY_BYTES] for key in self.held_embeddings}
@@ -144,11 +146,14 @@ class RequestMedia:
         """
         with self._order:
             self._check_open()
+            _check_computed(computed)
             for index, (item, remake) in enumerate(zip(self.inputs.mm_items, self._remake, strict=True)):
-                if remake is None or item.feature is not None or item.offsets[-1][1] < computed:
+                if remake is None or item.feature is not None or not item.offsets or item.offsets[-1][1] < computed:
                     continue
-                item.feature = remake()
-                if item.feature is None:
+                feature = remake()
+                self._check_open()  # the recipe may have ended the request
+                item.feature = feature
+                if feature is None:
                     raise UsageError(
                         f"mm_items[{index}]: expected a feature from the recipe, got None", argument="recipe"
                     )
@@ -205,6 +210,11 @@ class RequestMedia:
     def _check_open(self) -> None:
         if self._ended:
             raise UsageError("request: it has ended", argument="request")
+
+
+def _check_computed(computed: Any) -> None:
+    if isinstance(computed, bool) or not isinstance(computed, numbers.Integral):
+        raise UsageError(f"computed: expected a number of tokens, got {type(computed).__name__}", argument="computed")
 
 
 def check_retain(retain: Any) -> None:

@@ -39,7 +39,10 @@ def decoding(
             raise
         precise = translate(error)
         if precise is not None:
-            raise precise from error
+            try:
+                raise precise from error
+            finally:
+                del precise  # this frame is in its traceback; a cycle would keep the media input alive
         raise MediaError(
             f"{path}: the {what} is corrupted ({type(error).__name__})", path=path, reason="broken"
         ) from error

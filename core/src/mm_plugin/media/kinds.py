@@ -15,7 +15,7 @@ from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import open_audio
 from mm_plugin.media.images import open_image
-from mm_plugin.media.limits import check_frames, check_pixels, check_video_seconds
+from mm_plugin.media.limits import check_audio_samples, check_frames, check_pixels, check_video_seconds
 from mm_plugin.media.source import MediaSize, MediaSource, SamplingRules
 from mm_plugin.media.types import AudioSize, SampledVideo, Sampling, Size, VideoSize, is_sampling
 from mm_plugin.media.video import open_video
@@ -76,7 +76,7 @@ def _known_video(size: Any, rules: SamplingRules, path: str, settings: Settings)
             f"size: expected a VideoSize or a SampledVideo for a video, got {type(size).__name__}", argument="size"
         )
     number = isinstance(size.fps, int | float)
-    times = size.timestamps is None or np.shape(size.timestamps) == (size.frames,)
+    times = size.timestamps is None or _are_times(size.timestamps, size.frames)
     if not _has_whole_sides(size) or type(size.frames) is not int or not number or not times:
         raise UsageError(
             "size: the height, width and frames of a VideoSize must be ints, its fps a number, and its timestamps None or one "
@@ -93,6 +93,15 @@ def _known_video(size: Any, rules: SamplingRules, path: str, settings: Settings)
     check_frames(path, size.frames, settings)
     check_video_seconds(path, size.duration, settings)
     return SampledVideo.of(size, rules.sample(size))
+
+
+def _are_times(timestamps: Any, frames: int) -> bool:
+    """Whether there is a number for each frame."""
+    try:
+        array = np.asarray(timestamps)
+    except ValueError:  # rows of several lengths
+        return False
+    return array.shape == (frames,) and array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
 
 
 def _known_sampled(size: SampledVideo, path: str, settings: Settings) -> SampledVideo:
@@ -113,9 +122,11 @@ def _has_whole_sides(size: VideoSize | SampledVideo) -> bool:
     return type(size.height) is int and type(size.width) is int
 
 
-def _known_audio(size: Any, rules: SamplingRules, path: str, settings: Settings) -> AudioSize:  # noqa: ARG001
+def _known_audio(size: Any, rules: SamplingRules, path: str, settings: Settings) -> AudioSize:
     if not isinstance(size, AudioSize):
         raise UsageError(f"size: expected an AudioSize for audio, got {type(size).__name__}", argument="size")
+    if type(size.num_samples) is not int or type(size.sampling_rate) is not int:
+        raise UsageError("size: the samples and the sampling rate of an AudioSize must be ints", argument="size")
     if min(size.num_samples, size.sampling_rate) < 1:
         raise MediaError(
             f"{path}: expected at least one sample and a sampling rate of at least 1 Hz, got {size.num_samples} samples at "
@@ -123,6 +134,7 @@ def _known_audio(size: Any, rules: SamplingRules, path: str, settings: Settings)
             path=path,
             reason="empty",
         )
+    check_audio_samples(path, size.num_samples, size.sampling_rate, settings)
     return size.at(rules.sampling_rate())
 
 

@@ -38,6 +38,8 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_prompt_tokens must be a whole number from 0 on, not {self.max_prompt_tokens!r}",
                 argument="max_prompt_tokens",
             )
+        if type(self.expanded) is not bool:
+            raise UsageError(f"expanded must be True or False, not {type(self.expanded).__name__}", argument="expanded")
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mm_plugin.arrays import detached, frozen
+from mm_plugin.arrays import detached, frozen, unshared
 from mm_plugin.errors import (
     LimitError,
     MediaError,
@@ -22,6 +23,7 @@ from mm_plugin.errors import (
     UnattributedError,
     UsageError,
 )
+from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
 from mm_plugin.placeholders import Replacement
@@ -33,11 +35,14 @@ from mm_plugin.processor.mixins import (
     PreparesBatches,
     ProcessesJointly,
 )
+from mm_plugin.processor.parallel import executor_fault
+from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 
 if TYPE_CHECKING:
     from mm_plugin.processor.model import ModelProcessor
     from mm_plugin.spec import ModelSpec
 
+_MAX_RATE = 1_000_000  # Hz; far above any audio, and small enough for every formula
 _MIXINS = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
 
 
@@ -78,7 +83,7 @@ class Author:
             raise
         except SizeError as error:
             raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
             where = f" on {path}" if path else ""
             raise self.fault(f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}") from error
 
@@ -97,7 +102,10 @@ class Author:
 
     def context(self, counts: Mapping[Modality, int]) -> Any:
         """Request-level facts that an item depends on."""
-        return self.call("context", lambda: self.model.context(counts))
+        found = self.call("context", lambda: self.model.context(counts))
+        with self.identified("context returned"):
+            frame(found)
+        return found
 
     # ---------------------------------------------------------------- sizes
 
@@ -106,8 +114,10 @@ class Author:
         model = self.model
         assert isinstance(model, AcceptsAudio)
         rate = self.call("sampling_rate", lambda: model.sampling_rate(options))
-        if type(rate) is not int or rate < 1:
-            raise self.fault(f"{self.name}.sampling_rate must return samples per second, got {rate!r}")
+        if type(rate) is not int or not 1 <= rate <= _MAX_RATE:
+            raise self.fault(
+                f"{self.name}.sampling_rate must return samples per second from 1 to {_MAX_RATE}, got {rate!r}"
+            )
         return rate
 
     def sample(self, size: VideoSize, options: Any, path: str) -> Sampling:
@@ -142,13 +152,13 @@ class Author:
         if not isinstance(found, Replacement):
             raise self.fault(f"{self.name}.replacement returned a {type(found).__name__}; it must return Replacement")
         ids, is_embed = found.ids, found.is_embed
-        good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
+        good = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and len(ids) > 0
+        good = good and ids.min() >= 0 and ids.max() < MM_PAD_SHIFT_VALUE
         if good and is_embed is not None:
             good = isinstance(is_embed, np.ndarray) and is_embed.dtype == np.bool_ and is_embed.shape == ids.shape
         if not good or not found.num_embeddings:
             raise self.fault(
-                f"{self.name}.replacement must give ids [n] of integers and is_embed [n] of bool, "
-                "at least one of them true"
+                f"{self.name}.replacement must give ids [n] of tokens and is_embed [n] of bool, at least one of them true"
             )
         return found
 
@@ -165,18 +175,32 @@ class Author:
             path: where it stands in the request.
         """
         feature = self.call("prepare", lambda: self.model.prepare(decoded, fields, options), path)
-        for array in arrays:
-            feature = detached(feature, array)
-        return feature
+        return functools.reduce(detached, arrays, feature)
 
-    def prepare_batch(self, decoded: Sequence[DecodedMedia], fields: Sequence[Fields], options: Any) -> list[Any]:
-        """The features of several items from one call."""
+    def prepare_batch(
+        self,
+        decoded: Sequence[DecodedMedia],
+        arrays: Sequence[Sequence[np.ndarray]],
+        fields: Sequence[Fields],
+        options: Any,
+    ) -> list[Any]:
+        """The features of several items from one call, each in memory of its own.
+
+        Args:
+            decoded: the media inputs.
+            arrays: of each, the arrays that may be the caller's own.
+            fields: what `layout` returned for each.
+            options: an `Options`, all resolved; it is that of all of them.
+        """
         model = self.model
         assert isinstance(model, PreparesBatches)
         found = self.call("prepare_batch", lambda: model.prepare_batch(decoded, fields, options))
         if not isinstance(found, list | tuple) or len(found) != len(decoded):
             raise self.fault(f"{self.name}.prepare_batch must return a feature for each of {len(decoded)} media inputs")
-        return list(found)
+        features = []
+        for feature, own in zip(found, arrays, strict=True):
+            features.append(unshared(functools.reduce(detached, own, feature)))
+        return features
 
     # ---------------------------------------------------------------- items that came prepared
 
@@ -214,8 +238,14 @@ def translate_errors(author: Author, check_open: Callable[[], None]) -> Iterator
     check_open()
     try:
         yield
-    except (CancelledError, asyncio.CancelledError):
-        check_open()  # the executor was closed while the request ran
+    except (CancelledError, asyncio.CancelledError) as error:
+        if _task_is_cancelled():
+            raise
+        check_open()
+        raise executor_fault(error) from error
+    except UsageError as error:
+        if error.argument == "executor":
+            check_open()
         raise
     except UnattributedError as error:
         raise author.fault(f"{author.spec.name}: {error.message}") from error
@@ -226,3 +256,12 @@ def translate_errors(author: Author, check_open: Callable[[], None]) -> Iterator
     except Exception as error:
         check_open()
         raise author.fault(f"{author.spec.name}: {type(error).__name__}: {error}") from error
+
+
+def _task_is_cancelled() -> bool:
+    """Whether somebody cancelled the task that runs, rather than the work that it waits for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return False
+    return task is not None and task.cancelling() > 0

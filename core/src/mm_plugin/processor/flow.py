@@ -1,7 +1,7 @@
 """The order of the stages, written once as generators; a synchronous and an asynchronous driver run them.
 
-A flow yields what it needs done (`Call`, `Each`, `Fetch`) and goes on with the result. It does nothing heavy itself, since the
-asynchronous driver runs it on the event loop.
+A flow yields what it needs done (`Call`, `Each`, `Fetch`) and goes on with the result, or with the error thrown into it. It does
+nothing heavy itself, since the asynchronous driver runs it on the event loop; only after a cancellation are pins given back there.
 """
 
 from __future__ import annotations
@@ -45,12 +45,24 @@ def itemwise(
     options: Mapping[str, Any],
 ) -> Generator[Call | Each | Fetch, Any, MultimodalProcessorOutput]:
     """A request whose media inputs are prepared and cached one by one: read, measure, fit, prepare, finish."""
-    pins = Pins(model.runtime.preprocess_cache.store)
+    pins = Pins(lambda: model.runtime.preprocess_cache.store)
     try:
         request = yield Call(partial(read, model, prompt, media, arguments, options))
         prepared = yield from prepared_items(model, preparer, pins, request)
-        output: MultimodalProcessorOutput = yield Call(partial(finish, model, prepared))
+        output: MultimodalProcessorOutput = yield Call(partial(_finish, model, pins, prepared))
+    except Exception:
+        yield Call(pins.release)
+        raise
+    else:
         return output
+    finally:
+        pins.release()
+
+
+def _finish(model: OpenModel, pins: Pins, prepared: PreparedRequest) -> MultimodalProcessorOutput:
+    """The output; what the request held in the cache is given back in the same step."""
+    try:
+        return finish(model, prepared)
     finally:
         pins.release()
 
@@ -133,7 +145,13 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:
         try:
             command = next(flow)
             while True:
-                command = flow.send(await perform(command))
+                try:
+                    result = await perform(command)
+                except Exception as error:
+                    command = flow.throw(error)
+                else:
+                    command = flow.send(result)
+                    del result
         except StopIteration as stop:
             return stop.value
 

@@ -59,6 +59,12 @@ class JointPrepared(msgspec.Struct, frozen=True, eq=False):
     items: Sequence[MultimodalDataItem]
     seconds: float
 
+    def is_complete(self) -> bool:
+        """See `tasks.Result.is_complete`."""
+        ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
+        items = is_list(self.items) and all(isinstance(item, MultimodalDataItem) for item in self.items)
+        return ids and items and isinstance(self.seconds, float)
+
 
 def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
     """Refuse what only requests that are prepared item by item can have.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Executor
+from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
-from mm_plugin.errors import MediaError
+from mm_plugin.errors import MMPluginError, UsageError
+
+_PLACE = re.compile(r"\b(?:images|videos|audios)\[\d+\]")
 
 
 def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -14,13 +18,20 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
 
     The calling thread takes part: it works on the last item that no thread has begun, so this ends even where every thread of
     the executor waits in such a call.
+
+    Raises:
+        UsageError: the executor was shut down.
     """
     if len(items) <= 1:
         return [_attempt(function, item) for item in items]
-    futures = [executor.submit(function, item) for item in items]
+    futures: list[Future[Any]] = []
     found: list[Any] = [None] * len(items)
     mine = set()
     try:
+        try:
+            futures += [executor.submit(function, item) for item in items]
+        except RuntimeError as error:
+            raise executor_fault(error) from error
         for index in reversed(range(len(items))):
             if futures[index].cancel():
                 mine.add(index)
@@ -29,8 +40,8 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
             if index not in mine:
                 try:
                     found[index] = futures[index].result()
-                except CancelledError:
-                    raise  # the executor was closed
+                except CancelledError as error:
+                    raise executor_fault(error) from error
                 except Exception as error:
                     found[index] = error
         return found
@@ -44,10 +55,16 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
         return function(item)
-    except CancelledError:
-        raise
     except Exception as error:
         return error
+
+
+def executor_fault(error: BaseException) -> UsageError:
+    """The server's error for an executor that takes no work, or dropped what it had taken."""
+    why = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return UsageError(
+        f"executor: it was shut down, or takes no work ({why}); keep it until the end", argument="executor"
+    )
 
 
 def first_error(found: Sequence[Any]) -> Exception | None:
@@ -55,11 +72,21 @@ def first_error(found: Sequence[Any]) -> Exception | None:
     return next((entry for entry in found if isinstance(entry, Exception)), None)
 
 
-def renamed(error: Exception, path: str) -> Exception:
-    """A media error of another request, or place, that was preparing the same media input, with the path that it has here."""
-    if not isinstance(error, MediaError) or error.path in (None, path):
-        return error
-    message = error.message.replace(str(error.path), path, 1)
-    copy = MediaError(message, path=path, reason=error.reason)
-    copy.__cause__ = error
-    return copy
+def for_request(error: Exception, path: str) -> Exception:
+    """The error that another request, or place, got for the same media input, with the path that it has here.
+
+    It is a copy, which leads to no frame of the other request.
+
+    Args:
+        error: raised while the other prepared the media input.
+        path: where the media input stands in this request.
+    """
+    copied = copy.copy(error)
+    if isinstance(copied, MMPluginError):
+        place = _PLACE.search(getattr(copied, "path", None) or copied.message)
+        if place is not None:
+            copied.message = copied.message.replace(place[0], path)
+            copied.args = (copied.message,)
+            if getattr(copied, "path", None):
+                copied.path = copied.path.replace(place[0], path)  # type: ignore[attr-defined]
+    return copied

@@ -6,15 +6,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from mm_plugin.errors import PluginError, UsageError
 from mm_plugin.identity.framing import feature_digest, feature_digests
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.items import MultimodalInputFormat
 from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.processor.arguments import is_list
 from mm_plugin.processor.joint import prepare_jointly
 from mm_plugin.processor.mixins import PreparesBatches
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import run_each
-from mm_plugin.tasks import JointTask, Prepared, PrepareTask
+from mm_plugin.tasks import JointTask, ModelRef, Prepared, PrepareTask
 
 
 class ThreadPreparer:
@@ -33,54 +37,68 @@ class ThreadPreparer:
         """See `Preparer.prepare`; several tasks run at the same time."""
         batch = [task for task in tasks if isinstance(task, PrepareTask)]
         if len(batch) == len(tasks) > 1 and isinstance(self._model.author.model, PreparesBatches):
-            return self._together(batch)
+            return self._batched(batch)
         return run_each(self._model.runtime.executor, self._one, tasks)
 
     def _one(self, task: PrepareTask | JointTask) -> Any:
         """A `Prepared`, or what a joint request became."""
         if isinstance(task, JointTask):
             return prepare_jointly(self._model, task)
-        model, began = self._model, time.perf_counter()
-        decoded = task.source.decode(task.size, background=task.options.background)
+        began = time.perf_counter()
+        return self._prepared(task, _decode(task), began)
+
+    def _prepared(self, task: PrepareTask, decoded: Any, began: float) -> Prepared:
+        """One task by itself."""
+        author = self._model.author
         arrays = MEDIA_KINDS[task.modality].arrays(decoded)
-        feature = model.author.prepare(decoded, arrays, task.fields, task.options, task.path)
-        with model.author.identified("prepare returned"):
-            content = feature_digest(feature, model.runtime.digests)
+        feature = author.prepare(decoded, arrays, task.fields, task.options, task.path)
+        with author.identified("prepare returned"):
+            content = feature_digest(feature, self._model.runtime.digests)
         return self._identified(task, feature, content, time.perf_counter() - began)
 
-    def _together(self, tasks: Sequence[PrepareTask]) -> list[Any]:
-        """Decode each task's media input, and prepare those that could be decoded in one call of the author's."""
-        model, began = self._model, time.perf_counter()
+    # ---------------------------------------------------------------- several in one call of the author's
 
-        def decode(task: PrepareTask) -> Any:
-            return task.source.decode(task.size, background=task.options.background)
-
-        found = run_each(model.runtime.executor, decode, tasks)
-        good = [index for index, decoded in enumerate(found) if not isinstance(decoded, Exception)]
+    def _batched(self, tasks: Sequence[PrepareTask]) -> list[Any]:
+        """Decode each task's media input, and prepare those that could be decoded in one call for each set of options."""
+        began = time.perf_counter()
+        found = run_each(self._model.runtime.executor, _decode, tasks)
         try:
-            features = (
-                model.author.prepare_batch(
-                    [found[index] for index in good], [tasks[index].fields for index in good], tasks[0].options
-                )
-                if good
-                else []
-            )
-            with model.author.identified("prepare_batch returned"):
-                contents = feature_digests(features, model.runtime.digests)
-        except Exception as error:
-            for index in good:
-                found[index] = error
-            try:
-                return found
-            finally:
-                del found  # as in `run_each`
-        seconds = (time.perf_counter() - began) / max(1, len(good))
-        for index, feature, content in zip(good, features, contents, strict=True):
-            found[index] = self._identified(tasks[index], feature, content, seconds)
-        try:
+            for group in _by_options(tasks, found):
+                made = self._together([tasks[index] for index in group], [found[index] for index in group], began)
+                for index in reversed(group):
+                    found[index] = made.pop()
             return found
         finally:
             del found  # as in `run_each`
+
+    def _together(self, tasks: Sequence[PrepareTask], decoded: Sequence[Any], began: float) -> list[Any]:
+        """Tasks of equal options from one call, or each by itself where that fails: its error may be that of one alone."""
+        executor = self._model.runtime.executor
+        (batch,) = run_each(executor, lambda media: self._from_one_call(tasks, media, began), [decoded])
+        try:
+            if isinstance(batch, list):
+                return batch
+            alone: Any = run_each(
+                executor, lambda pair: self._prepared(pair[0], pair[1], began), list(zip(tasks, decoded, strict=True))
+            )
+            if isinstance(batch, PluginError) and not any(isinstance(one, Exception) for one in alone):
+                return [batch] * len(tasks)  # the fault of `prepare_batch` itself
+            return list(alone)
+        finally:
+            batch = alone = None  # as in `run_each`
+
+    def _from_one_call(self, tasks: Sequence[PrepareTask], decoded: Sequence[Any], began: float) -> list[Prepared]:
+        author = self._model.author
+        features = author.prepare_batch(
+            decoded,
+            [MEDIA_KINDS[task.modality].arrays(one) for task, one in zip(tasks, decoded, strict=True)],
+            [task.fields for task in tasks],
+            tasks[0].options,
+        )
+        with author.identified("prepare_batch returned"):
+            contents = feature_digests(features, self._model.runtime.digests)
+        seconds = (time.perf_counter() - began) / len(tasks)
+        return [self._identified(*entry, seconds) for entry in zip(tasks, features, contents, strict=True)]
 
     def _identified(self, task: PrepareTask, feature: Any, content: bytes, seconds: float) -> Prepared:
         spec = self._model.spec
@@ -95,3 +113,33 @@ class ThreadPreparer:
                 salt=task.salt,
             )
         return Prepared(task.fields, task.replacement, feature, identity, seconds=seconds)
+
+
+def check_tasks(wanted: ModelRef, tasks: Any) -> None:
+    """Refuse what is no list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
+
+    Raises:
+        UsageError: one is none, or another model's.
+    """
+    for task in tasks if is_list(tasks) else [tasks]:
+        model = getattr(task, "model", None) if isinstance(task, PrepareTask | JointTask) else None
+        if not isinstance(model, ModelRef) or msgspec.structs.replace(model, checkpoint=wanted.checkpoint) != wanted:
+            raise UsageError(f"tasks: expected tasks of {wanted}, got {model or type(task).__name__}", argument="tasks")
+
+
+def _decode(task: PrepareTask) -> Any:
+    return task.source.decode(task.size, background=task.options.background)
+
+
+def _by_options(tasks: Sequence[PrepareTask], decoded: Sequence[Any]) -> list[list[int]]:
+    """Indices of the tasks whose media inputs could be decoded, those of equal options together."""
+    groups: list[list[int]] = []
+    for index, (task, one) in enumerate(zip(tasks, decoded, strict=True)):
+        if isinstance(one, Exception):
+            continue
+        group = next((found for found in groups if tasks[found[0]].options == task.options), None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    return groups

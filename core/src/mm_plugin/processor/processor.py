@@ -20,7 +20,7 @@ from mm_plugin.processor.author import translate_errors
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.preparer import ThreadPreparer
+from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
 from mm_plugin.processor.request import ReadItem
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
@@ -251,7 +251,7 @@ class Processor:
         with translate_errors(opened.author, self._runtime.check_open):
             resolved = opened.table.call(options)
             known = MEDIA_KINDS[modality].known_size(size, AuthorRules(opened, resolved, path), path, self.settings)
-            context = opened.author.context(counts or {modality: 1})
+            context = opened.author.context(_counts(counts, modality))
             replacement = opened.measure(modality, known, resolved, context, path)[1]
         return replacement.num_embeddings, len(replacement.ids) + opened.reader.affix_tokens(modality)
 
@@ -281,14 +281,14 @@ class Processor:
         with translate_errors(self._opened.author, self._runtime.check_open):
             item = ReadItem(modality, f"{modality.argument}[0]", media)
             found: PreparedItem = run(
-                self._one(item, counts or {modality: 1}, Arguments(salt=salt), options), self._runtime.executor
+                self._one(item, _counts(counts, modality), Arguments(salt=salt), options), self._runtime.executor
             )
             return found
 
     def _one(
         self, item: ReadItem, counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
     ) -> Generator[Any, Any, PreparedItem]:
-        pins = Pins(self._runtime.preprocess_cache.store)
+        pins = Pins(lambda: self._runtime.preprocess_cache.store)
         try:
             request = read_one(self._opened, item, counts, arguments, options)
             prepared = yield from prepared_items(self._opened, self._preparer, pins, request)
@@ -308,7 +308,11 @@ class Processor:
 
         Returns:
             A `Prepared` (a `JointPrepared` for a `JointTask`) or the error of each task, in order.
+
+        Raises:
+            UsageError: a task is none, or one of another model; its checkpoint may lie in another folder here.
         """
+        check_tasks(self._opened.ref, tasks)
         with translate_errors(self._opened.author, self._runtime.check_open):
             return self._threads.prepare(tasks)
 
@@ -324,3 +328,17 @@ class Processor:
     def cache_stats(self) -> Stats:
         """What the preprocess cache did so far; see `mm_plugin.cache.Stats`."""
         return self._runtime.preprocess_cache.stats()
+
+
+def _counts(given: Any, modality: Modality) -> Mapping[Modality, int]:
+    """Media in the whole request, one of this kind among them; that one alone where nothing is given."""
+    if given is None or given == {}:
+        return {modality: 1}
+    good = isinstance(given, Mapping) and all(type(count) is int and count >= 0 for count in given.values())
+    counts = {Modality.parse(kind): count for kind, count in given.items() if count} if good else {}
+    if modality not in counts:
+        raise UsageError(
+            f"counts: expected the number of media inputs by modality, at least one of {modality.argument}, got {given!r}",
+            argument="counts",
+        )
+    return counts

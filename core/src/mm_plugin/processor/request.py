@@ -76,7 +76,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
         replacement: the tokens that stand for it.
         key: 32 bytes, its source key; empty for one that came prepared.
         prepared: what the cache or the caller had of it, or None where it must be prepared.
-        source: the media input, to be decoded; None where it is prepared.
+        source: the media input, opened; None where it came prepared.
         size: its size; None where it is prepared.
         fields: the model fields; None where it is prepared.
         cached: whether the preprocess cache had it.

@@ -8,6 +8,7 @@ from typing import Any
 from mm_plugin.cache.pins import Pins
 from mm_plugin.identity.keys import source_key
 from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.source import MediaSource
 from mm_plugin.media.types import Sampling, VideoSize
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
@@ -29,8 +30,17 @@ class AuthorRules:
         return self._author.sampling_rate(self._options)
 
 
-def measure(model: OpenModel, facts: Facts, pins: Pins, item: ReadItem) -> MeasuredItem:
+def measure(
+    model: OpenModel, facts: Facts, pins: Pins, item: ReadItem, source: MediaSource | None = None
+) -> MeasuredItem:
     """What the cache has of a media input, or fields and replacement from its size.
+
+    Args:
+        model: the open model.
+        facts: what the items share.
+        pins: what the request holds in the cache.
+        item: the media input as it came.
+        source: the same, where it was opened before; it is not fetched or read again.
 
     Raises:
         RequestError: it cannot be opened, or is larger than a limit allows.
@@ -38,24 +48,24 @@ def measure(model: OpenModel, facts: Facts, pins: Pins, item: ReadItem) -> Measu
     if is_given(item.value):
         return accept(model, facts, item)
     began = time.perf_counter()
-    kind = MEDIA_KINDS[item.modality]
-    source = kind.open(item.value, path=item.path, settings=model.settings)
-    content = source.digest()
-    with model.author.identified("context has"):
-        key = source_key(
-            model.spec.name,
-            model.spec.output_version,
-            item.modality,
-            content,
-            facts.effective[item.modality],
-            facts.context,
-            model=model.digest,
-            salt=facts.arguments.salt,
-        )
+    if source is None:
+        source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+    key = source_key(
+        model.spec.name,
+        model.spec.output_version,
+        item.modality,
+        source.digest(),
+        facts.effective[item.modality],
+        facts.context,
+        model=model.digest,
+        salt=facts.arguments.salt,
+    )
     # Pinned first: what is found stays until the request has ended.
     pins.take(key)
     prepared = model.runtime.preprocess_cache.get(key)
     if prepared is not None:
+        # The store may be shared with a registry of other limits.
+        model.budget.check_item_tokens(len(prepared.replacement.ids), item.path)
         return MeasuredItem(
             item.modality,
             item.path,
@@ -63,6 +73,7 @@ def measure(model: OpenModel, facts: Facts, pins: Pins, item: ReadItem) -> Measu
             prepared.replacement,
             key=key,
             prepared=prepared,
+            source=source,
             cached=True,
             seconds=time.perf_counter() - began,
         )

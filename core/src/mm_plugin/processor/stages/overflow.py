@@ -72,8 +72,9 @@ def _measured_again(
     pins.give_back(item.key for item in after.items if item.key)
     facts = msgspec.structs.replace(after.facts, context=context)
     values = {item.path: item for item in read.items}
-    stay = [values[item.path] for item in after.items]
-    items = run_each(model.runtime.executor, lambda item: measure(model, facts, pins, item), stay)
+    items = run_each(
+        model.runtime.executor, lambda item: measure(model, facts, pins, values[item.path], item.source), after.items
+    )
     error = first_error(items)
     if error is not None:
         try:

@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from mm_plugin.cache.pins import Pins
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import first_error, renamed
+from mm_plugin.processor.parallel import first_error, for_request
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
 from mm_plugin.tasks import Prepared, Preparer, PrepareTask, prepare_all
 
@@ -27,7 +29,7 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
         tasks = [_task(model, request, item) for item in missing]
         answers = model.runtime.preprocess_cache.get_or_compute_many(
             [item.key for item in missing],
-            lambda indices: prepare_all(preparer, [tasks[index] for index in indices], Prepared),
+            lambda indices: _made(preparer, [tasks[index] for index in indices]),
             lambda prepared: prepared.num_bytes,
         )
         tasks.clear()
@@ -48,12 +50,22 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
     return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
 
 
+def _made(preparer: Preparer, tasks: Sequence[PrepareTask]) -> list[Any]:
+    """What tasks became. Fields and replacement are those that the prompt was measured with, whoever prepared the feature."""
+    return [
+        one
+        if isinstance(one, Exception)
+        else msgspec.structs.replace(one, fields=task.fields, replacement=task.replacement)
+        for task, one in zip(tasks, prepare_all(preparer, tasks, Prepared), strict=True)
+    ]
+
+
 def _raise_first(missing: Sequence[MeasuredItem], answers: list[tuple[Any, bool]]) -> None:
     """Raise the first error in order; its traceback must not lead to itself, which would keep every media input alive."""
     error = first_error(
         [
-            renamed(value, item.path) if isinstance(value, Exception) else value
-            for item, (value, _) in zip(missing, answers, strict=True)
+            for_request(value, item.path) if joined and isinstance(value, Exception) else value
+            for item, (value, joined) in zip(missing, answers, strict=True)
         ]
     )
     if error is not None:
