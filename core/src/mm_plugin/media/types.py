@@ -174,6 +174,8 @@ class DecodedImage(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: height and width after orientation, pixels.
         pixels: [height, width, 3] uint8 RGB, contiguous.
+        notes: what was served otherwise than asked or expected, such as one page of several; complete once `prepare` has read
+            the media input to its end.
 
     Example:
         >>> image = DecodedImage(Size(2, 3), np.zeros((2, 3, 3), np.uint8))
@@ -184,6 +186,7 @@ class DecodedImage(msgspec.Struct, frozen=True, eq=False):
     modality: ClassVar[Modality] = Modality.IMAGE
     size: Size
     pixels: np.ndarray
+    notes: Sequence[str] = ()
 
 
 class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
@@ -192,6 +195,8 @@ class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: the frames that were chosen.
         frames: those frames, decoded while they are iterated.
+        notes: what was served otherwise than asked or expected, such as one page of several; complete once `prepare` has read
+            the media input to its end.
 
     Example:
         >>> size = VideoSize(height=2, width=3, frames=4, fps=2.0)
@@ -204,6 +209,7 @@ class DecodedVideo(msgspec.Struct, frozen=True, eq=False):
     modality: ClassVar[Modality] = Modality.VIDEO
     size: SampledVideo
     frames: Frames
+    notes: Sequence[str] = ()
 
 
 class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
@@ -212,6 +218,8 @@ class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         size: samples and their rate.
         samples: [num_samples] float32, mono, full scale is -1..1.
+        notes: what was served otherwise than asked or expected, such as one page of several; complete once `prepare` has read
+            the media input to its end.
 
     Example:
         >>> audio = DecodedAudio(AudioSize(8, 16_000), np.zeros(8, np.float32))
@@ -222,6 +230,7 @@ class DecodedAudio(msgspec.Struct, frozen=True, eq=False):
     modality: ClassVar[Modality] = Modality.AUDIO
     size: AudioSize
     samples: np.ndarray
+    notes: Sequence[str] = ()
 
 
 DecodedMedia = DecodedImage | DecodedVideo | DecodedAudio
