@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from mm_plugin.arrays import storage_bytes
 from mm_plugin.errors import PluginError, RequestError, UsageError
-from mm_plugin.items import Modality, MultimodalInputFormat
+from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
 
@@ -130,6 +131,28 @@ def is_prepared(value: Any) -> bool:
     if not isinstance(value, Prepared) or not value.is_complete():
         return False
     return isinstance(value.replacement, Replacement) and isinstance(value.fields, Mapping)
+
+
+class JointPrepared(msgspec.Struct, frozen=True, eq=False):
+    """What a `JointTask` became.
+
+    Attributes:
+        ids: [N] int64, the expanded prompt.
+        items: one for each modality, with spans and identity.
+        seconds: how long the preparation took.
+    """
+
+    ids: np.ndarray
+    items: Sequence[MultimodalDataItem]
+    seconds: float
+
+    def is_complete(self) -> bool:
+        """See `Result.is_complete`."""
+        ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
+        items = isinstance(self.items, list | tuple) and all(
+            isinstance(item, MultimodalDataItem) for item in self.items
+        )
+        return ids and items and isinstance(self.seconds, float)
 
 
 class Result(Protocol):

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mm_plugin.arrays import detached
 from mm_plugin.errors import RequestError, SpanError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import DecodedMedia
 from mm_plugin.processor.arguments import Arguments, in_order, is_list
@@ -27,7 +26,7 @@ from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import count, facts_of
-from mm_plugin.tasks import JointTask, Preparer, prepare_all
+from mm_plugin.tasks import JointPrepared, JointTask, Preparer, prepare_all
 
 
 class JointRequest(msgspec.Struct, frozen=True, eq=False):
@@ -44,26 +43,6 @@ class JointRequest(msgspec.Struct, frozen=True, eq=False):
     text: str
     rendered: bool
     items: tuple[ReadItem, ...]
-
-
-class JointPrepared(msgspec.Struct, frozen=True, eq=False):
-    """What a `JointTask` became.
-
-    Attributes:
-        ids: [N] int64, the expanded prompt.
-        items: one for each modality, with spans and identity.
-        seconds: how long the preparation took.
-    """
-
-    ids: np.ndarray
-    items: Sequence[MultimodalDataItem]
-    seconds: float
-
-    def is_complete(self) -> bool:
-        """See `tasks.Result.is_complete`."""
-        ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
-        items = is_list(self.items) and all(isinstance(item, MultimodalDataItem) for item in self.items)
-        return ids and items and isinstance(self.seconds, float)
 
 
 def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
