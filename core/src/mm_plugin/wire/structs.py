@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -12,8 +12,15 @@ from mm_plugin import errors
 from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MMPluginError, PluginError, RequestError, UsageError
 from mm_plugin.inputs.encoded import Encoded
-from mm_plugin.inputs.processed import MultimodalInputs, MultimodalProcessorOutput, SpecialTokens
-from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat, checked_spans
+from mm_plugin.inputs.processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, SpecialTokens
+from mm_plugin.items import (
+    ITEM_KEY_BYTES,
+    Attention,
+    Modality,
+    MultimodalDataItem,
+    MultimodalInputFormat,
+    checked_spans,
+)
 from mm_plugin.media.types import AudioSize, SampledVideo, Size
 from mm_plugin.placeholders import Replacement
 from mm_plugin.tasks import JointPrepared, ModelRef, Prepared
@@ -162,6 +169,7 @@ RULES: Mapping[str, StructRule] = {
             "model_specific_data": _fields,
             "identity": _or_none(_bytes(32)),
             "pad_values": _or_none(_sentinels),
+            "attention": lambda value: value in get_args(Attention),
         },
     ),
     "special_tokens": StructRule(
@@ -186,6 +194,9 @@ RULES: Mapping[str, StructRule] = {
             "num_dropped": _count,
         },
         from_fields=_request(MultimodalInputs),
+    ),
+    "content": StructRule(
+        ItemContent, {"key": _bytes(ITEM_KEY_BYTES), "feature": _is_feature, "precomputed_embeddings": _dense_or_none}
     ),
     "replacement": StructRule(
         Replacement, {"ids": _ids, "is_embed": _or_none(_array(np.bool_, None))}, from_fields=_replacement
