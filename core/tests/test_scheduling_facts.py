@@ -54,7 +54,7 @@ MIXED = ((3, 7, "whole"), (8, 12, "whole"), (15, 18, "causal"), (30, 39, "whole"
 
 
 @pytest.mark.parametrize(
-    ("prefix", "length", "clipped"),
+    ("prefix", "length", "expected"),
     [
         (0, 0, 0),
         (0, 3, 3),
@@ -77,8 +77,8 @@ MIXED = ((3, 7, "whole"), (8, 12, "whole"), (15, 18, "causal"), (30, 39, "whole"
         (1000, 7, 7),
     ],
 )
-def test_a_chunk_ends_before_a_span_that_does_not_fit(prefix: int, length: int, clipped: int) -> None:
-    assert inputs_of(*MIXED).clip_chunk(prefix, length) == clipped
+def test_a_chunk_ends_before_a_span_that_does_not_fit(prefix: int, length: int, expected: int) -> None:
+    assert inputs_of(*MIXED).clip_chunk(prefix, length) == expected
 
 
 @pytest.mark.parametrize("prefix", [4, 7, 9, 12, 31, 39])
@@ -97,20 +97,20 @@ def test_lengths_are_checked(prefix: Any, length: Any) -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6), st.booleans()), max_size=6),
     st.integers(6, 12),
 )
-def test_chunks_reach_the_end_and_cut_nothing(parts: list[tuple[int, int, bool]], room: int) -> None:
+def test_chunks_reach_the_end_and_cut_nothing(parts: list[tuple[int, int, bool]], space: int) -> None:
     spans, at = [], 0
     for gap, count, whole in parts:
         spans.append((at + gap, at + gap + count - 1, "whole" if whole else "causal"))
         at += gap + count
     inputs, prefix = inputs_of(*spans, length=at + 3), 0
     while prefix < at + 3:
-        moved = inputs.clip_chunk(prefix, room)
-        assert 0 < moved <= room
+        moved = inputs.clip_chunk(prefix, space)
+        assert 0 < moved <= space
         end = prefix + moved
         for first, last, attention in spans:
             assert attention == "causal" or end <= first or end > last
         # Nothing longer would do.
-        assert moved == room or any(first == end and last >= prefix + room for first, last, _ in spans)
+        assert moved == space or any(first == end and last >= prefix + space for first, last, _ in spans)
         prefix = end
 
 

@@ -239,11 +239,11 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
 
         Args:
             prefix: tokens that are computed already.
-            length: tokens for which the step has room.
+            length: tokens for which the step has space.
 
         Returns:
             At most `length`: that, or the tokens before the first span that does not fit. 0 where such a span begins at `prefix`
-            and is longer than `length`; it needs a step with more room.
+            and is longer than `length`; it needs a step with more space.
 
         Raises:
             SpanError: `prefix` itself lies within such a span.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
-from mm_plugin.errors import UsageError
+from mm_plugin.errors import MMPluginError, UsageError
+from mm_plugin.events import RequestFailed, RequestProcessed
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
@@ -140,7 +143,7 @@ class Processor:
         self.model = self._opened.author.model
         self.special_tokens = self._opened.special_tokens
         self.options: Any = self._opened.table.loaded
-        self._runtime = runtime
+        self._runtime, self._observers = runtime, runtime.observers  # loaded here, not on an event loop
         self._threads = ThreadPreparer(self._opened)
         self._preparer: Preparer = runtime.preparer or self._threads
         self._joint = self._opened.author.is_joint()
@@ -194,10 +197,9 @@ class Processor:
             on_overflow=on_overflow,
             expanded=expanded,
         )
-        with translate_errors(self._opened.author, self._runtime.check_open):
+        with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
             flow = self._flow(prompt, (images, videos, audios), arguments, options)
-            output: MultimodalProcessorOutput = run(flow, self._runtime.executor)
-            return output
+            return report(run(flow, self._runtime.executor))
 
     async def process_async(
         self,
@@ -209,10 +211,29 @@ class Processor:
     ) -> MultimodalProcessorOutput:
         """As `process`, with nothing heavy on the event loop's thread: each stage runs on the registry's executor."""
         named = {name: arguments.pop(name) for name in Arguments.__struct_fields__ if name in arguments}
-        with translate_errors(self._opened.author, self._runtime.check_open):
+        with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
             flow = self._flow(prompt, (images, videos, audios), Arguments(**named), arguments)
-            output: MultimodalProcessorOutput = await run_async(flow, self._runtime.executor, self.settings)
+            return report(await run_async(flow, self._runtime.executor, self.settings))
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[Callable[[MultimodalProcessorOutput], MultimodalProcessorOutput]]:
+        """Emit what became of a request: its output, which is passed to what this yields, or its error."""
+        began, plugin, emit = time.perf_counter(), self.spec.name, self._observers.emit
+
+        def elapsed() -> float:
+            return round((time.perf_counter() - began) * 1e3, 3)
+
+        def report(output: MultimodalProcessorOutput) -> MultimodalProcessorOutput:
+            tokens, items = len(output.input_ids), len(output.mm_items)
+            emit(RequestProcessed(plugin=plugin, num_prompt_tokens=tokens, num_items=items, elapsed_ms=elapsed()))
             return output
+
+        try:
+            yield report
+        except MMPluginError as error:
+            path = getattr(error, "path", None)
+            emit(RequestFailed(plugin=plugin, code=error.code, path=path, error=error.message, elapsed_ms=elapsed()))
+            raise
 
     def _flow(
         self, prompt: Any, media: Sequence[Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
