@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -27,8 +27,12 @@ class OptionScope(msgspec.Struct, frozen=True):
 
     Attributes:
         modalities: names of the modalities whose outputs it changes; none means all.
-        at: the latest moment at which it may be given: `call`, `load` for a switch that is fixed when the model is opened,
+        at: the latest moment at which it may be given: `request`, `load` for a switch that is fixed when the model is opened,
             or `checkpoint` for a number that only the checkpoint's own files may set.
+        per_item: whether it may be given for one media input, by a client too, who writes it into a part of a chat message;
+            False for what only the server may decide.
+        sampling: whether it only decides which frames of a video are used; it cannot be given for one whose frames were chosen
+            before it came.
 
     Example:
         >>> from mm_plugin import Modality
@@ -39,6 +43,8 @@ class OptionScope(msgspec.Struct, frozen=True):
 
     modalities: tuple[str, ...] = ()
     at: Literal["request", "load", "checkpoint"] = "request"
+    per_item: bool = True
+    sampling: bool = False
 
     def is_about(self, modality: Modality) -> bool:
         """Whether it changes this modality's outputs."""
@@ -55,11 +61,14 @@ class OptionScope(msgspec.Struct, frozen=True):
         return cls(modalities, "load")
 
     @classmethod
-    def request(cls, *modalities: str) -> OptionScope:
-        """An option that a request may give."""
-        return cls(modalities, "request")
+    def request(cls, *modalities: str, per_item: bool = True, sampling: bool = False) -> OptionScope:
+        """An option that a request may give, for all of its media inputs or for one of them."""
+        return cls(modalities, "request", per_item, sampling)
 
 
+# OpenAI's key beside an image, and what it may say.
+DETAIL = "detail"
+DETAILS = ("auto", "low", "high")
 Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
@@ -77,7 +86,33 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         (255, 255, 255)
     """
 
+    # By modality, names that the model's own utilities use in a part of a chat message: the option that each stands for.
+    ITEM_NAMES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
     background: typing.Annotated[tuple[Level, Level, Level], OptionScope(("image", "video"))] = WHITE
+
+    @classmethod
+    def for_item(cls, given: Mapping[str, Any], modality: Modality, usual: Self) -> dict[str, Any]:
+        """Options of one media input, by option; overridden where a name beside a part means more than an option of that value.
+
+        OpenAI's `detail` is here: `low` is the fewest pixels of an image that the model takes otherwise, `high` the most, in
+        models that have `min_pixels` and `max_pixels`; `max_pixels` beside it comes first.
+
+        Args:
+            given: as they were given, by the names of options or of `ITEM_NAMES`; each value fits its option.
+            modality: what the media input is.
+            usual: the options that are in force where a request gives none.
+
+        Raises:
+            ValueError: they cannot go together.
+        """
+        names = cls.ITEM_NAMES.get(modality.name.lower(), {})
+        options = {names.get(name, name): value for name, value in given.items() if name != DETAIL}
+        detail = given.get(DETAIL, "auto")
+        if detail != "auto" and {"min_pixels", "max_pixels"} <= set(cls.__struct_fields__):
+            least = options.get("min_pixels", getattr(usual, "min_pixels", None))
+            options.setdefault("max_pixels", least if detail == "low" else getattr(usual, "max_pixels", None))
+        return options
 
     @classmethod
     def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
@@ -114,7 +149,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             about = [name for name, scope in scopes.items() if scope.is_about(modality)]
             settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
-            return msgspec.convert(settings | _plain(given or {}), cls, strict=True)
+            return msgspec.convert(settings | plain(given or {}), cls, strict=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
 
@@ -178,7 +213,7 @@ class OptionTable:
             return self.loaded
         self._refuse_unknown(given, ("request",))
         try:
-            return msgspec.convert(msgspec.structs.asdict(self.loaded) | _plain(given), self._declared, strict=True)
+            return msgspec.convert(msgspec.structs.asdict(self.loaded) | plain(given), self._declared, strict=True)
         except msgspec.ValidationError as error:
             raise RequestError(f"options: {error}", path="options") from error
 
@@ -218,6 +253,6 @@ class OptionTable:
             ) from error
 
 
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+def plain(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options with numpy's numbers as Python's."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
