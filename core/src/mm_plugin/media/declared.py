@@ -52,7 +52,9 @@ def check_declared_format(head: bytes, declared: Any, path: str) -> None:
     if name not in _FORMATS:
         got = repr(declared[:32]) if isinstance(declared, str) else type(declared).__name__
         raise MediaError(
-            f"{path}: expected a format such as wav or mp3, got {got}; send a file with a header", path=path, reason="format"
+            f"{path}: expected a format such as wav or mp3, got {got}; send a file with a header",
+            path=path,
+            reason="format",
         )
     found = _formats_of(head)
     if found and not set(found) & set(_FORMATS[name]):

@@ -25,7 +25,6 @@ class ItemOptions:
         author: the class that declares them, for messages.
         spec: the model's declaration.
         scopes: what each option is about, by name.
-        usual: the options that are in force where a request gives none.
         owner: plugin, distribution and version, for errors.
     """
 
@@ -35,10 +34,9 @@ class ItemOptions:
         author: str,
         spec: ModelSpec,
         scopes: Mapping[str, OptionScope],
-        usual: BaseOptions,
         owner: Mapping[str, str],
     ) -> None:
-        self._declared, self._author, self._name, self._usual, self._owner = declared, author, spec.name, usual, owner
+        self._declared, self._author, self._name, self._owner = declared, author, spec.name, owner
         self._scopes = scopes
         hints = typing.get_type_hints(declared, include_extras=True)
         self._hints = {name: hints[name] for name in scopes}
@@ -74,7 +72,7 @@ class ItemOptions:
         self._check_names(given, modality, where, media.path is not None)
         values = {name: self._converted(name, value, modality, where) for name, value in given.items()}
         try:
-            own = dict(self._declared.for_item(values, modality, self._usual))
+            own = dict(self._declared.for_item(values, modality, options))
             return msgspec.convert(msgspec.structs.asdict(options) | own, self._declared, strict=True)
         except MMPluginError:
             raise

@@ -53,7 +53,7 @@ class OpenModel:
     ) -> None:
         self.spec, self.runtime, self.settings, self.ref = spec, runtime, runtime.settings, ref
         self.table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, options, owner)
-        self.item_options = ItemOptions(cls.Options, cls.__name__, spec, self.table.scopes, self.table.loaded, owner)
+        self.item_options = ItemOptions(cls.Options, cls.__name__, spec, self.table.scopes, owner)
         self.position_options = self.table.given_at_load()
         self.special_tokens = _special_tokens(spec, checkpoint)
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1

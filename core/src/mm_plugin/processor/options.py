@@ -95,13 +95,13 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     def for_item(cls, given: Mapping[str, Any], modality: Modality, usual: Self) -> dict[str, Any]:
         """Options of one media input, by option; overridden where a name beside a part means more than an option of that value.
 
-        OpenAI's `detail` is here: `low` is the fewest pixels of an image that the model takes otherwise, `high` the most, in
-        models that have `min_pixels` and `max_pixels`; `max_pixels` beside it comes first.
+        OpenAI's `detail` is here, for models with `min_pixels` and `max_pixels`: `low` makes the least area the largest, `high`
+        leaves the largest; `max_pixels` beside it comes first.
 
         Args:
             given: as they were given, by the names of options or of `ITEM_NAMES`; each value fits its option.
             modality: what the media input is.
-            usual: the options that are in force where a request gives none.
+            usual: the options of the request, which are in force for its other media inputs.
 
         Raises:
             ValueError: they cannot go together.

@@ -93,7 +93,9 @@ def _content(name: str, value: Any, modality: Modality, path: str) -> tuple[Any,
         name, value = keys[0], inside.pop(keys[0])
         unknown = [key for key in inside if key != _BESIDE.get(modality)]
         if unknown:
-            raise _fault(f"{where}.{unknown[0]}", f"unknown key; options of the {_name(modality)} stand in the part itself")
+            raise _fault(
+                f"{where}.{unknown[0]}", f"unknown key; options of the {_name(modality)} stand in the part itself"
+            )
         where = f"{where}.{name}"
     if name == "path":
         if not isinstance(value, str | PurePath):

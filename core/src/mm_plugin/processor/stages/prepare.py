@@ -94,4 +94,5 @@ def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> Prepa
 
 def _ready(item: MeasuredItem, prepared: Prepared, cached: bool, seconds: float) -> ReadyItem:
     return ReadyItem(
-        item.modality, item.path, item.settings, item.caller_hash, prepared, item.key, cached, item.claim, seconds)
+        item.modality, item.path, item.settings, item.caller_hash, prepared, item.key, cached, item.claim, seconds
+    )
