@@ -17,7 +17,8 @@ from mm_plugin.transforms.resizing import ResizeRule
 MAX_PIXELS = 1 << 27
 
 _Pixels = Annotated[int, msgspec.Meta(ge=1, le=MAX_PIXELS)]
-_Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+_MAX_FRAMES = 1 << 16
+_Frames = Annotated[int, msgspec.Meta(ge=1, le=_MAX_FRAMES)]
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 _Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
@@ -98,6 +99,10 @@ class PatchGridOptions(BaseOptions, frozen=True, kw_only=True):
         _check_order(self, "min_pixels", "max_pixels")
         if (self.resized_height is None) != (self.resized_width is None):
             raise ValueError("resized_height and resized_width belong together; give both")
+        for name in sorted(_SIDES):
+            side = getattr(self, name)
+            if side is not None and not round(side / self.factor):
+                raise ValueError(f"{name} must be over {self.factor // 2} pixels, got {side}")
         for name in _STEPS:
             if not getattr(self, name):
                 raise ValueError(f"{name} must be true, got false in the checkpoint; this step cannot be left out")
@@ -173,7 +178,8 @@ class PatchGridVideoOptions(PatchGridOptions, frozen=True, kw_only=True):
     def for_item(cls, given: Mapping[str, Any], modality: Modality, usual: Self) -> dict[str, Any]:
         """As the released utilities: `max_pixels` beside a video only lowers the limit of a frame, and `min_pixels` may raise it.
 
-        A rate takes the place of a number of frames that the request gives, and the other way round.
+        A rate takes the place of a number of frames that the request gives, and the other way round. `max_frames` bounds a rate,
+        and not `nframes`.
         """
         options = super().for_item(given, modality, usual)
         if modality is not Modality.VIDEO:
@@ -182,6 +188,8 @@ class PatchGridVideoOptions(PatchGridOptions, frozen=True, kw_only=True):
             least = options.get("video_min_pixels", usual.video_min_pixels)
             limit = max(usual.video_max_pixels, int(least * 1.05))
             options["video_max_pixels"] = min(given.get("max_pixels", limit), limit)
+        if "nframes" in given:
+            options["max_frames"] = min(given["nframes"] + 1, _MAX_FRAMES)
         for name, other in (("fps", "num_frames"), ("num_frames", "fps")):
             if name in options:
                 options.setdefault(other, None)
