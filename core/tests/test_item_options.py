@@ -6,9 +6,9 @@ import asyncio
 import base64
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ ALL = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
 class Options(BaseOptions, frozen=True, kw_only=True):
     """`rows` changes the layout of images, `tone` their feature; `every` chooses frames; `gain` is of audio."""
 
-    ITEM_NAMES = {"video": {"stride": "every", "rows": "height"}}
+    ITEM_NAMES: ClassVar[Mapping[str, Mapping[str, str]]] = {"video": {"stride": "every", "rows": "height"}}
 
     rows: Annotated[int, msgspec.Meta(ge=1, le=9), OptionScope.request("image")] = 3
     tone: Annotated[int, OptionScope.request("image", "video")] = 0
@@ -316,7 +316,7 @@ def test_an_authors_broken_rule_is_the_plugins_fault(open_model: Open) -> None:
     class Author(Model):
         Options = Broken
 
-    with pytest.raises(ProcessorError, match="Author.Options.for_item failed: KeyError"):
+    with pytest.raises(ProcessorError, match=r"Author\.Options\.for_item failed: KeyError"):
         open_model(Author).process(said(image(rows=2)))
 
 
@@ -324,12 +324,12 @@ def test_an_authors_broken_rule_is_the_plugins_fault(open_model: Open) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path) -> Path:
     folder = tmp_path / "media"
     folder.mkdir()
     (folder / "a.png").write_bytes(toy.png())
     (tmp_path / "secret.png").write_bytes(toy.png(1))
-    yield folder
+    return folder
 
 
 FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
