@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import PlainToy, png, toy_spec
 
+from mm_plugin import Modality, Settings
 from mm_plugin.cache import (
     ByteStore,
     ComputeCache,
@@ -23,6 +26,8 @@ from mm_plugin.cache import (
     TieredStore,
 )
 from mm_plugin.inputs import Encoded
+from mm_plugin.runtime import Runtime
+from mm_plugin.tasks import Prepared
 
 
 class MemoryBytes(ByteStore):
@@ -500,3 +505,27 @@ def test_corrupted_embeddings_are_a_miss_that_is_encoded_again() -> None:
     assert torch.equal(cache.get(b"key", **FIT).embeddings, torch.ones(3, 2))
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.mismatches, stats.errors) == (1, 1, 0, 1)
+
+
+WRONG = ["text", 5, np.zeros(2), Prepared({}, None, None, b"")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["get", "get_many"])
+@pytest.mark.parametrize("value", WRONG, ids=["text", "number", "array", "incomplete"])
+def test_a_store_of_prepared_items_that_returns_anything_else_has_missed(
+    open_words: Callable[..., Any], value: Any, method: str
+) -> None:
+    class Confused(MemoryStore):
+        def get(self, key: bytes) -> Any:
+            return value if method == "get" else super().get(key)
+
+        def get_many(self, keys: Sequence[bytes]) -> list[Any]:
+            return [value for _ in keys] if method == "get_many" else super().get_many(keys)
+
+    with Runtime(Settings(threads=1), preprocess_store=Confused(1 << 20)) as runtime:
+        processor = open_words(PlainToy, toy_spec(Modality.IMAGE), runtime=runtime)
+        wanted = open_words(PlainToy, toy_spec(Modality.IMAGE)).process("<image>", [png()])
+        for _ in range(2):
+            output = processor.process("<image>", [png()])
+            assert output.mm_items[0].identity == wanted.mm_items[0].identity
+        assert processor.cache_stats.errors >= 1

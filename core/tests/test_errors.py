@@ -125,6 +125,19 @@ def test_a_subclass_elsewhere_pickles_too() -> None:
     assert pickle.loads(pickle.dumps(Stricter("x", path="images[1]", reason="size"))).reason == "size"
 
 
+def test_an_error_with_a_constructor_of_its_own_pickles_too() -> None:
+    copy = pickle.loads(pickle.dumps(Counted(3)))
+    assert (copy.message, copy.path, copy.count, str(copy)) == ("3 of them", "images[0]", 3, "3 of them")
+
+
+class Counted(errors.MediaError):
+    """An error of a plugin that takes other arguments."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} of them", path="images[0]")
+        self.count = count
+
+
 class Stricter(errors.MediaError):
     """An error that a plugin might add."""
 

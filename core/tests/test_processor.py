@@ -203,6 +203,18 @@ def test_a_count_is_what_processing_yields(height: int, width: int, others: int)
         assert len(output.input_ids) == tokens * (1 + others)
 
 
+@pytest.mark.parametrize(
+    "counts", [5, {Modality.IMAGE: 0}, {Modality.IMAGE: "x"}, {Modality.IMAGE: True}, {Modality.VIDEO: 1}, {"z": 1}]
+)
+def test_counts_of_media_are_checked(open_tiny: Open, counts: Any) -> None:
+    processor = open_tiny()
+    for ask in (processor.count, processor.prepare_item):
+        value = (3, 4) if ask == processor.count else img(0)
+        with pytest.raises(UsageError) as caught:
+            ask("image", value, counts=counts)
+        assert caught.value.argument in ("counts", "modality")
+
+
 # ------------------------------------------------------------------ owner
 
 

@@ -157,11 +157,11 @@ class Runtime:
             UsageError, PluginLoadError: as for `preprocess_store`.
         """
         from mm_plugin.cache.single_flight import ComputeCache
-        from mm_plugin.tasks import Prepared
+        from mm_plugin.tasks import is_prepared
 
         with self._lock:
             if self._preprocess_cache is None:
-                self._preprocess_cache = ComputeCache(self.preprocess_store, Prepared)
+                self._preprocess_cache = ComputeCache(self.preprocess_store, is_prepared)
             return self._preprocess_cache
 
     @property

@@ -125,6 +125,13 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         return identity and made and isinstance(self.seconds, numbers.Real)
 
 
+def is_prepared(value: Any) -> bool:
+    """Whether a value is a `Prepared` with every part."""
+    if not isinstance(value, Prepared) or not value.is_complete():
+        return False
+    return isinstance(value.replacement, Replacement) and isinstance(value.fields, Mapping)
+
+
 class Result(Protocol):
     """What a task becomes."""
 

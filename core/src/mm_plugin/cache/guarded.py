@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -51,7 +51,7 @@ class GuardedStore(Store):
 
     Args:
         inner: the plugin's store.
-        kind: of the values; one of another kind is a fault.
+        is_value: whether a value that the store returned can be used; what cannot is a fault.
 
     Example:
         >>> from mm_plugin.cache import GuardedStore, MemoryStore
@@ -63,8 +63,8 @@ class GuardedStore(Store):
         (True, 1)
     """
 
-    def __init__(self, inner: Store, kind: type = object) -> None:
-        self._inner, self._kind = inner, kind
+    def __init__(self, inner: Store, is_value: Callable[[Any], bool] | None = None) -> None:
+        self._inner, self._is_value = inner, is_value
         self._faults = Faults()
 
     def _call(self, method: str, otherwise: Any, *arguments: Any) -> Any:
@@ -79,9 +79,9 @@ class GuardedStore(Store):
         return self._checked("get", self._call("get", None, key))
 
     def _checked(self, method: str, value: Any) -> Any | None:
-        if value is None or isinstance(value, self._kind):
+        if value is None or self._is_value is None or self._is_value(value):
             return value
-        self._faults.add("store", self._inner, method, TypeError("a value of another kind"))
+        self._faults.add("store", self._inner, method, TypeError("not a value that was put"))
         return None
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any | None]:
@@ -124,7 +124,7 @@ class GuardedStore(Store):
         self._call("close", None)
 
 
-def guard_store(store: Store, kind: type = object) -> Store:
-    """The store, wrapped in a `GuardedStore` unless it is the core's own `MemoryStore`, or one that checks the kind of values."""
-    trusted = isinstance(store, MemoryStore) or (isinstance(store, GuardedStore) and kind is object)
-    return store if trusted else GuardedStore(store, kind)
+def guard_store(store: Store, is_value: Callable[[Any], bool] | None = None) -> Store:
+    """The store in a `GuardedStore`, unless it is the core's own `MemoryStore`, or a guarded one and no value is to be checked."""
+    trusted = type(store) is MemoryStore or (isinstance(store, GuardedStore) and is_value is None)
+    return store if trusted else GuardedStore(store, is_value)

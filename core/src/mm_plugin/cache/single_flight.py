@@ -28,7 +28,7 @@ class ComputeCache:
 
     Args:
         store: keeps the values.
-        kind: of the values; what a plugin's store returns in their place is a miss.
+        is_value: whether a value can be used; what a plugin's store returns in the place of one is a miss.
 
     Attributes:
         store: the store, guarded if a plugin made it.
@@ -44,8 +44,8 @@ class ComputeCache:
         [('value', True), ('value 1', False)]
     """
 
-    def __init__(self, store: Store, kind: type = object) -> None:
-        self.store = guard_store(store, kind)
+    def __init__(self, store: Store, is_value: Callable[[Any], bool] | None = None) -> None:
+        self.store = guard_store(store, is_value)
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
         self._hits = self._misses = self._joins = 0

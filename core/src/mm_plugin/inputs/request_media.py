@@ -122,7 +122,7 @@ class RequestMedia:
         embeddings stay: there is no other way to them.
 
         Raises:
-            UsageError: the request has ended, or `computed` is no whole number.
+            UsageError: the request has ended, or `computed` is not a whole number.
         """
         with self._order:
             self._check_open()
@@ -151,7 +151,8 @@ class RequestMedia:
                 if remake is None or item.feature is not None or not item.offsets or item.offsets[-1][1] < computed:
                     continue
                 feature = remake()
-                self._check_open()  # the recipe may have ended the request
+                if self._ended:  # by the recipe
+                    return
                 item.feature = feature
                 if feature is None:
                     raise UsageError(

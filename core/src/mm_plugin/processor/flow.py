@@ -1,14 +1,15 @@
 """The order of the stages, written once as generators; a synchronous and an asynchronous driver run them.
 
-A flow yields what it needs done (`Call`, `Each`, `Fetch`) and goes on with the result, or with the error thrown into it. It does
-nothing heavy itself, since the asynchronous driver runs it on the event loop; only after a cancellation are pins given back there.
+A flow yields what it needs done (`Call`, `Each`, `Fetch`) and goes on with the result; after an error it is closed. It does
+nothing heavy itself, since the asynchronous driver runs it on the event loop. What it holds is given back on the executor, and on
+the event loop's thread only after a cancellation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from mm_plugin.cache.pins import Pins
+from mm_plugin.errors import UsageError
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.sources import is_remote
@@ -23,7 +25,7 @@ from mm_plugin.processor import joint
 from mm_plugin.processor.arguments import Arguments
 from mm_plugin.processor.commands import Call, Each, Fetch
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import run_each
+from mm_plugin.processor.parallel import executor_fault, run_each
 from mm_plugin.processor.request import PreparedRequest, ReadItem, ReadRequest
 from mm_plugin.processor.stages.finish import finish
 from mm_plugin.processor.stages.measure import measure
@@ -50,10 +52,6 @@ def itemwise(
         request = yield Call(partial(read, model, prompt, media, arguments, options))
         prepared = yield from prepared_items(model, preparer, pins, request)
         output: MultimodalProcessorOutput = yield Call(partial(_finish, model, pins, prepared))
-    except Exception:
-        yield Call(pins.release)
-        raise
-    else:
         return output
     finally:
         pins.release()
@@ -132,28 +130,36 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:
     """Run a flow with nothing heavy on the event loop's thread."""
     loop = asyncio.get_running_loop()
 
+    def submit(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        try:
+            return loop.run_in_executor(executor, function, *arguments)
+        except RuntimeError as error:
+            raise executor_fault(error) from error
+
     async def perform(command: Call | Each | Fetch) -> Any:
         if isinstance(command, Call):
-            return await loop.run_in_executor(executor, command.function)
+            return await submit(command.function)
         if isinstance(command, Fetch):
             return await _fetched(command.items, settings)
-        work = (loop.run_in_executor(executor, command.function, item) for item in command.items)
-        # Wait for all, so that the error raised is the first in order, as in `run`.
-        return _all(await asyncio.gather(*work, return_exceptions=True))
+        # Wait for all, so that the error raised is the first in order, as in `run`. No name holds the futures: an error that one
+        # of them holds leads to this frame.
+        return _all(
+            await asyncio.gather(*(submit(command.function, item) for item in command.items), return_exceptions=True)
+        )
 
-    with contextlib.closing(flow):
-        try:
-            command = next(flow)
-            while True:
-                try:
-                    result = await perform(command)
-                except Exception as error:
-                    command = flow.throw(error)
-                else:
-                    command = flow.send(result)
-                    del result
-        except StopIteration as stop:
-            return stop.value
+    try:
+        command = next(flow)
+        while True:
+            command = flow.send(await perform(command))
+    except StopIteration as stop:
+        return stop.value
+    except Exception:
+        with contextlib.suppress(UsageError):  # an executor that takes no work: this thread closes the flow below
+            await submit(flow.close)
+        raise
+    finally:
+        with contextlib.suppress(ValueError):  # cancelled while the executor closes it
+            flow.close()
 
 
 async def _fetched(items: Sequence[ReadItem], settings: Settings) -> list[ReadItem]:

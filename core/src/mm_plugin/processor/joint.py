@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.arrays import detached
-from mm_plugin.errors import RequestError, UsageError
+from mm_plugin.errors import RequestError, SpanError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
@@ -164,7 +164,10 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
         lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
         "prompt",
     )
-    ids, items = check_joint_output(found, model.spec, list(media))
+    try:
+        ids, items = check_joint_output(found, model.spec, list(media))
+    except SpanError as refused:
+        raise author.fault(f"{author.name}: {refused.message}") from refused
     for item in items:
         for one in media[item.modality]:
             for array in MEDIA_KINDS[item.modality].arrays(one):

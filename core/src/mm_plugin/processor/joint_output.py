@@ -11,6 +11,7 @@ import numpy as np
 from mm_plugin.errors import SpanError
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import Replacement
+from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 from mm_plugin.spec import ModelSpec
 
 
@@ -69,10 +70,15 @@ def check_joint_output(
     ids = found.ids
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise SpanError("prepare_jointly must give ids [N] int64")
-    if sorted(item.modality for item in found.items) != sorted(given):
+    if len(ids) and not 0 <= ids.min() <= ids.max() < MM_PAD_SHIFT_VALUE:
+        raise SpanError(f"prepare_jointly must give ids from 0 to {MM_PAD_SHIFT_VALUE - 1}")
+    parts: Sequence[Any] = found.items if isinstance(found.items, list | tuple) else [None]
+    if not all(isinstance(part, JointItem) and isinstance(part.fields, Mapping) for part in parts):
+        raise SpanError("prepare_jointly must give items as a list of JointItem, each with a mapping of fields")
+    if sorted(str(part.modality) for part in parts) != sorted(map(str, given)):
         raise SpanError(f"prepare_jointly must give one item for each of {[modality.argument for modality in given]}")
     items = []
-    for part in found.items:
+    for part in parts:
         declared = set(spec.fields[part.modality])
         if set(part.fields) != declared:
             raise SpanError(f"prepare_jointly gave fields {sorted(part.fields)}, the spec declares {sorted(declared)}")

@@ -116,10 +116,10 @@ class ThreadPreparer:
 
 
 def check_tasks(wanted: ModelRef, tasks: Any) -> None:
-    """Refuse what is no list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
+    """Refuse all but a list of this model's tasks; its checkpoint may lie in another folder than where the tasks were made.
 
     Raises:
-        UsageError: one is none, or another model's.
+        UsageError: an entry is not a task, or it is one of another model.
     """
     for task in tasks if is_list(tasks) else [tasks]:
         model = getattr(task, "model", None) if isinstance(task, PrepareTask | JointTask) else None
