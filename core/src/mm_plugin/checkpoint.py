@@ -23,6 +23,13 @@ _FILES = {
     Modality.VIDEO: ("video_preprocessor_config.json", "preprocessor_config.json"),
     Modality.AUDIO: ("preprocessor_config.json",),
 }
+# Keys of `size`, and the limits that they are; the second pair stands in files of older versions of transformers.
+PIXEL_EDGES = (
+    ("shortest_edge", "min_pixels"),
+    ("longest_edge", "max_pixels"),
+    ("min_pixels", "min_pixels"),
+    ("max_pixels", "max_pixels"),
+)
 # Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
 _TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
@@ -122,8 +129,8 @@ class Checkpoint:
         """The preprocessing settings of a modality, as the checkpoint's authors saved them.
 
         They are read from the modality's section of processor_config.json, or else from the modality's own file, in the order
-        in which transformers looks. `size.shortest_edge` and `size.longest_edge` are also returned as `min_pixels` and
-        `max_pixels` (pixels), two names for the same limits.
+        in which transformers looks. `size.shortest_edge` and `size.longest_edge`, which older files call `size.min_pixels` and
+        `size.max_pixels`, are also returned as `min_pixels` and `max_pixels` (pixels), names for the same limits.
 
         Args:
             modality: the modality whose settings are read.
@@ -131,23 +138,37 @@ class Checkpoint:
         Raises:
             UsageError: no file has such settings, or a file cannot be read.
         """
-        settings: Any = None
+        return _with_pixel_limits(self._settings(modality)[1])
+
+    def preprocessor_source(self, modality: Modality = Modality.IMAGE) -> str:
+        """The file that `preprocessor` reads, with the section of it where it has some, for messages; equal for one source.
+
+        Args:
+            modality: the modality whose settings are read.
+
+        Raises:
+            UsageError: as for `preprocessor`.
+        """
+        return self._settings(modality)[0]
+
+    def _settings(self, modality: Modality) -> tuple[str, dict[str, Any]]:
+        """Where the settings of a modality stand, and what they are."""
         combined = self.folder / "processor_config.json"
         if combined.is_file():
             parts = _read_json(combined)
-            settings = parts.get(_PARTS[modality])
-            if settings is None and modality is Modality.VIDEO:
-                settings = parts.get(_PARTS[Modality.IMAGE])
+            section = _PARTS[modality]
+            if modality is Modality.VIDEO and parts.get(section) is None:
+                section = _PARTS[Modality.IMAGE]
+            if isinstance(parts.get(section), dict):
+                return f"{combined}: {section}", parts[section]
         for name in _FILES[modality]:
-            if not isinstance(settings, dict) and (self.folder / name).is_file():
-                settings = _read_json(self.folder / name)
-        if not isinstance(settings, dict):
-            raise UsageError(
-                f"{self.folder}: expected preprocessing settings for {modality.argument} in {' or '.join(_FILES[modality])}, "
-                f"or as {_PARTS[modality]!r} in processor_config.json, found none; copy the file from the released checkpoint",
-                argument="checkpoint",
-            )
-        return _with_pixel_limits(settings)
+            if (self.folder / name).is_file():
+                return str(self.folder / name), _read_json(self.folder / name)
+        raise UsageError(
+            f"{self.folder}: expected preprocessing settings for {modality.argument} in {' or '.join(_FILES[modality])}, "
+            f"or as {_PARTS[modality]!r} in processor_config.json, found none; copy the file from the released checkpoint",
+            argument="checkpoint",
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -365,7 +386,7 @@ def _with_pixel_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(settings)
     size = out.get("size")
     if isinstance(size, Mapping):
-        for edge, limit in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+        for edge, limit in PIXEL_EDGES:
             if size.get(edge) is not None and out.get(limit) is None:
                 out[limit] = size[edge]
     return out

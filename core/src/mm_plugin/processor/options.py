@@ -14,6 +14,7 @@ from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality
 from mm_plugin.media.types import WHITE
+from mm_plugin.processor.settings_keys import check_settings
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -143,15 +144,32 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         scopes = option_scopes(cls)
         settings: dict[str, Any] = {}
-        for modality in reversed(modalities):
-            found = cls.read_settings(checkpoint, modality)
+        files = {modality: cls.read_settings(checkpoint, modality) for modality in modalities}
+        for modality, found in reversed(files.items()):
             # A checkpoint's settings of videos bear names that are an image's here, and mean others by them.
             about = [name for name, scope in scopes.items() if scope.is_about(modality)]
             settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
-            return msgspec.convert(settings | plain(given or {}), cls, strict=True)
+            options = msgspec.convert(settings | plain(given or {}), cls, strict=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
+        _check_keys(options, checkpoint, files)
+        return options
+
+    def settings_without_effect(self, modality: Modality) -> Mapping[str, Any]:
+        """Keys of the checkpoint's settings that are not options and change nothing; overridden where there are some.
+
+        A key that is neither here nor an option, nor in the core's own table (`*_type`, `processor_class`, `auto_map` and the
+        like), is refused when the model opens, because it may change what the model sees.
+
+        Args:
+            modality: the modality whose settings have the keys.
+
+        Returns:
+            By key, such as `do_pad` or `size.height`: the value with which it changes nothing, or a function that is true of such
+            values; `any_value` for a key that never does.
+        """
+        return {}
 
 
 def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
@@ -163,6 +181,38 @@ def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
         found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OptionScope)]
         scopes[name] = found[0] if found else OptionScope()
     return scopes
+
+
+def _check_keys(options: BaseOptions, checkpoint: Checkpoint, files: Mapping[Modality, Mapping[str, Any]]) -> None:
+    """Refuse keys of the checkpoint's settings that nobody reads. Modalities may share a file."""
+    scopes = option_scopes(type(options))
+    sources = {modality: _source_of(checkpoint, modality, found) for modality, found in files.items()}
+    for source, settings in sources.values():
+        sharing = [modality for modality, (other, _) in sources.items() if other == source]
+        here = {name for name, scope in scopes.items() if any(map(scope.is_about, sharing))}
+        # An option about modalities that are not read has no effect, by its own declaration.
+        elsewhere = {name for name, scope in scopes.items() if not any(map(scope.is_about, files))}
+        without_effect: dict[str, Any] = {}
+        for modality in sharing:
+            without_effect |= options.settings_without_effect(modality)
+        check_settings(
+            settings,
+            known=here | elsewhere,
+            without_effect=without_effect,
+            source=source,
+            reader=type(options).__name__,
+        )
+
+
+def _source_of(checkpoint: Checkpoint, modality: Modality, found: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The file that the core reads for a modality, and what of it is in the settings, which an author may have made elsewhere."""
+    if not found:
+        return "", {}
+    try:
+        source, settings = checkpoint.preprocessor_source(modality), checkpoint.preprocessor(modality)
+    except UsageError:  # there is no such file
+        return "", {}
+    return source, {name: value for name, value in settings.items() if name in found and found[name] == value}
 
 
 class OptionTable:

@@ -10,6 +10,7 @@ import msgspec
 
 from mm_plugin.items import Modality
 from mm_plugin.processor.options import BaseOptions, OptionScope
+from mm_plugin.processor.settings_keys import any_value
 from mm_plugin.transforms.frames import FrameRule
 from mm_plugin.transforms.resizing import ResizeRule
 
@@ -117,6 +118,19 @@ class PatchGridOptions(BaseOptions, frozen=True, kw_only=True):
             options |= dict.fromkeys(_SIDES)
         return options
 
+    def settings_without_effect(self, modality: Modality) -> Mapping[str, Any]:
+        """Steps that the reference's processors have and do not take, and what counts only in them."""
+        return {
+            "do_center_crop": False,
+            "crop_size": any_value,
+            "do_pad": False,
+            "pad_size": any_value,
+            "size_divisor": any_value,
+            "default_to_square": any_value,
+            "image_seq_length": any_value,
+            "vision_token_id": any_value,
+        }
+
     @property
     def factor(self) -> int:
         """Pixels along a side of a merged token; both sides of a resized image or frame are multiples of it."""
@@ -173,6 +187,32 @@ class PatchGridVideoOptions(PatchGridOptions, frozen=True, kw_only=True):
         for name in ("video_start", "video_end"):
             if not math.isfinite(getattr(self, name) or 0):
                 raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
+
+    def settings_without_effect(self, modality: Modality) -> Mapping[str, Any]:
+        """Also the limits of frames in a file of the videos' own, where the rule in force would not reach them.
+
+        By the training code's rule frames are resized by its own numbers first, and by the library's rule by those of the file. A
+        server that opens the model with `video_min_pixels` and `video_max_pixels` decides.
+        """
+        found = dict(super().settings_without_effect(modality))
+        if modality is not Modality.VIDEO:
+            return found
+        trained = self.frame_size_rule == "qwen"
+
+        def least(value: Any) -> bool:
+            return bool(value <= self.video_min_pixels if trained else value == self.video_min_pixels)
+
+        def most(value: Any) -> bool:
+            return bool(value >= self.video_max_pixels if trained else value == self.video_max_pixels)
+
+        for prefix in ("", "size."):
+            found |= {f"{prefix}min_pixels": least, f"{prefix}max_pixels": most}
+        return found | {
+            "size.shortest_edge": least,
+            "size.longest_edge": most,
+            "do_sample_frames": any_value,
+            "cap_pixels_per_frame": any_value if trained else False,
+        }
 
     @classmethod
     def for_item(cls, given: Mapping[str, Any], modality: Modality, usual: Self) -> dict[str, Any]:
