@@ -84,17 +84,14 @@ def _is_allowed(value: Any, allowed: Any) -> bool:
 def _flat(settings: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Keys and values, those of `size` by themselves; limits that `Checkpoint.preprocessor` made of them are not repeated."""
     size = settings.get("size")
-    made: dict[str, Any] = {}
-    if isinstance(size, Mapping) and "size" not in known:
-        for edge, value in size.items():
-            limit = _EDGES.get(edge)
-            if limit is not None and value is not None:
-                made[limit] = value
-            yield limit if limit is not None and limit in known else f"size.{edge}", value
+    edges = size if isinstance(size, Mapping) else {}
+    made = {_EDGES[edge]: value for edge, value in edges.items() if edge in _EDGES and value is not None}
+    for edge, value in edges.items() if "size" not in known else ():
+        limit = _EDGES.get(edge)
+        yield limit if limit is not None and limit in known else f"size.{edge}", value
     for name, value in settings.items():
-        if name in made and name not in known and made[name] == value:
-            continue
-        if name != "size" or name in known or not isinstance(size, Mapping):
+        is_repeated = name in made and made[name] == value
+        if not is_repeated and not (name == "size" and edges is size):
             yield name, value
 
 
