@@ -181,7 +181,8 @@ def test_the_librarys_rule_holds_frames_of_a_given_size_to_its_own_limits() -> N
 @pytest.mark.parametrize(
     ("usual", "part", "expected"),
     [
-        ({"fps": 1.0}, {"nframes": 4}, {"fps": None, "num_frames": 4, "max_frames": 5}),
+        ({"fps": 1.0}, {"nframes": 4}, {"fps": None, "num_frames": 4, "max_frames": 768}),
+        ({"max_frames": 8}, {"nframes": 10, "max_frames": 4}, {"num_frames": 10, "max_frames": 11}),
         ({"num_frames": 4}, {"fps": 3.0}, {"fps": 3.0, "num_frames": None}),
         ({"num_frames": 4}, {"fps": 3}, {"fps": 3.0, "num_frames": None}),
         ({"fps": 1.0}, {"max_frames": 6}, {"fps": 1.0, "num_frames": None, "max_frames": 6}),

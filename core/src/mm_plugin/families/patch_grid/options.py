@@ -229,7 +229,7 @@ class PatchGridVideoOptions(PatchGridOptions, frozen=True, kw_only=True):
             limit = max(usual.video_max_pixels, int(least * 1.05))
             options["video_max_pixels"] = min(given.get("max_pixels", limit), limit)
         if "nframes" in given:
-            options["max_frames"] = min(given["nframes"] + 1, _MAX_FRAMES)
+            options["max_frames"] = max(usual.max_frames, min(given["nframes"] + 1, _MAX_FRAMES))
         for name, other in (("fps", "num_frames"), ("num_frames", "fps")):
             if name in options:
                 options.setdefault(other, None)
