@@ -14,6 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 import toy
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from toy import Toy, ToyCheckpoint, owner_of, toy_spec, word_tokenizer
 
 from mm_plugin import (
@@ -34,9 +37,14 @@ from mm_plugin import (
 )
 from mm_plugin.processor import Processor
 from mm_plugin.processor.preparer import ThreadPreparer
+from mm_plugin.prompt.media_parts import MEDIA_PARTS, REFUSED_PARTS
 from mm_plugin.tasks import PrepareTask
 
 TEMPLATE = "{% for m in messages %}{% for p in m['content'] %} <{{ p['type'] }}> {% endfor %}{% endfor %}"
+KEYS = st.sampled_from(
+    ["image", "image_url", "video", "audio", "input_audio", "url", "path", "base64", "data", "detail", "format", "fps", "rows",
+     "tone", "max_pixels", "min_pixels", "stride", "every", "sample_fps", "timestamps", "text", "file_id", "foo", "type ", "", "\ud800"]
+)  # fmt: skip
 ALL = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
 
 
@@ -381,6 +389,38 @@ def test_a_url_with_options_is_fetched(open_model: Open, monkeypatch: pytest.Mon
     model = open_model()
     assert model.process(said(part)).mm_items[0].num_tokens == 5
     assert asyncio.run(model.process_async(said(part))).mm_items[0].num_tokens == 5
+
+
+# ---------------------------------------------------------------- whatever a client sends
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["a.png", "low", "wav"]),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=3),
+    max_leaves=4,
+)
+
+
+@hypothesis_settings(
+    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.data())
+def test_any_part_becomes_an_item_or_the_clients_fault(open_model: Open, data: st.DataObject) -> None:
+    kinds = st.sampled_from([*MEDIA_PARTS, *REFUSED_PARTS, "text", "input_text"])
+    part = data.draw(st.dictionaries(KEYS, PLAIN, max_size=4)) | {"type": data.draw(kinds)}
+    if data.draw(st.booleans()):
+        part |= {"url": url()}
+    model = open_model()
+    try:
+        output = model.process(said(part))
+    except RequestError as error:
+        str(error).encode()  # valid Unicode
+        return
+    assert len(output.mm_items) == (part["type"] not in ("text", "input_text"))
 
 
 # ---------------------------------------------------------------- declared formats of audio

@@ -106,7 +106,7 @@ class ItemOptions:
                 continue
             if name not in names:
                 known = sorted([*names, DETAIL] if modality is Modality.IMAGE else names)
-                place = f"{where}.{name:.64}"
+                place = f"{where}.{name}"
                 message = f"{place}: unknown option of one {kind}; {self._name} takes {', '.join(known)}"
                 if client:
                     raise RequestError(message, path=place)

@@ -60,7 +60,7 @@ def read_media_part(part: Mapping[str, Any], path: str) -> tuple[Modality, Any]:
     kind = part["type"]
     modality = MEDIA_PARTS[kind]
     # What serializers write for a field that was not set.
-    given = {str(name): value for name, value in part.items() if name != "type" and value is not None}
+    given = {_key(name): value for name, value in part.items() if name != "type" and value is not None}
     found = [name for name in _CONTENT[modality] if name in given]
     if len(found) > 1:
         raise _fault(path, f"expected content under one key, got {' and '.join(found)}")
@@ -86,7 +86,7 @@ def _content(name: str, value: Any, modality: Modality, path: str) -> tuple[Any,
     inside: dict[str, Any] = {}
     where = f"{path}.{name}"
     if isinstance(value, Mapping):
-        inside = {str(key): part for key, part in value.items() if part is not None}
+        inside = {_key(key): part for key, part in value.items() if part is not None}
         keys = [key for key in ("url", "data", "path", "base64") if key in inside]
         if len(keys) != 1:
             raise _fault(where, f"expected an object with url or data, got {_listed(sorted(inside)) or 'an empty one'}")
@@ -114,6 +114,11 @@ def _frames(value: Any, given: dict[str, Any], path: str) -> VideoFrames:
     if "fps" in times and "sample_fps" in times:
         raise _fault(path, "fps and sample_fps are two names for the rate of the frames; give one of them")
     return VideoFrames(value, fps=times.get("fps", times.get("sample_fps")), timestamps=times.get("timestamps"))
+
+
+def _key(name: Any) -> str:
+    """A key as an error may name it: valid Unicode, and not longer than any that is known."""
+    return str(name).encode("utf-8", "backslashreplace").decode()[:64]
 
 
 def _fault(path: str, message: str) -> PlaceholderError:
