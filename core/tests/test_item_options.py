@@ -42,8 +42,11 @@ from mm_plugin.tasks import PrepareTask
 
 TEMPLATE = "{% for m in messages %}{% for p in m['content'] %} <{{ p['type'] }}> {% endfor %}{% endfor %}"
 KEYS = st.sampled_from(
-    ["image", "image_url", "video", "audio", "input_audio", "url", "path", "base64", "data", "detail", "format", "fps", "rows",
-     "tone", "max_pixels", "min_pixels", "stride", "every", "sample_fps", "timestamps", "text", "file_id", "foo", "type ", "", "\ud800"]
+    [
+        "image", "image_url", "video", "audio", "input_audio", "url", "path", "base64", "data", "detail", "format",
+        "fps", "rows", "tone", "max_pixels", "min_pixels", "stride", "every", "sample_fps", "timestamps", "text", "file_id", "foo",
+        "type ", "", "\ud800",
+    ]
 )  # fmt: skip
 ALL = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
 
