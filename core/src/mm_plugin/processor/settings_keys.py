@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from mm_plugin.checkpoint import PIXEL_EDGES
 from mm_plugin.errors import UsageError
+from mm_plugin.settings_files import PIXEL_EDGES
 
 # What libraries write beside the numbers: names of classes, and the form in which arrays come and go.
 _WITHOUT_EFFECT = frozenset(
