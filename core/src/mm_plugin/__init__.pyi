@@ -35,6 +35,7 @@ from .media.types import (
     VideoFrames,
     VideoSize,
 )
+from .media.with_options import WithOptions
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
 from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
@@ -103,6 +104,7 @@ __all__ = [
     "UsageError",
     "VideoFrames",
     "VideoSize",
+    "WithOptions",
     "__version__",
     "discover",
     "embed_mm_inputs",

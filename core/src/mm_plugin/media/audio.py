@@ -53,6 +53,11 @@ class AudioSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoded": None}
 
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the encoded file; empty for given samples."""
+        return (self._data or b"")[:64]
+
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:

@@ -3,6 +3,7 @@ from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBat
 from .model import ModelProcessor
 from .options import BaseOptions, OptionScope
 from .processor import PreparedItem, Processor
+from .settings_keys import any_value, check_settings
 
 __all__ = [
     "AcceptsAudio",
@@ -17,4 +18,6 @@ __all__ = [
     "PreparesBatches",
     "ProcessesJointly",
     "Processor",
+    "any_value",
+    "check_settings",
 ]

@@ -10,6 +10,7 @@ import msgspec
 
 from mm_plugin.errors import PlaceholderError, UsageError
 from mm_plugin.items import Modality
+from mm_plugin.media.with_options import WithOptions
 
 HashScope = Literal["fingerprinted", "raw"]
 Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
@@ -67,12 +68,24 @@ def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> 
     if not parts:
         return list(given)
     rest = iter(given)
-    unfilled = sum(part is None for part in parts)
+    unfilled = sum(map(_is_open, parts))
     if unfilled != len(given):
+        kind = modality.name.lower()
         raise PlaceholderError(
-            f"the messages leave {unfilled} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
+            f"the messages leave {unfilled} {kind} places open, {len(given)} {modality.argument} were given; "
+            f"a part of type {kind} has its content under {kind}, url, path or base64, or else its place is for one of "
+            f"{modality.argument}",
             path=modality.argument,
             expected=unfilled,
             found=len(given),
         )
-    return [next(rest) if part is None else part for part in parts]
+    return [_filled(part, next(rest)) if _is_open(part) else part for part in parts]
+
+
+def _is_open(part: Any) -> bool:
+    """Whether a message part only holds a place."""
+    return part is None or (isinstance(part, WithOptions) and part.value is None)
+
+
+def _filled(part: Any, value: Any) -> Any:
+    return value if part is None else part.filled(value)

@@ -169,7 +169,7 @@ async def _fetched(items: Sequence[ReadItem], settings: Settings) -> list[ReadIt
     async def one(item: ReadItem) -> ReadItem:
         if not is_remote(item.value):
             return item
-        return ReadItem(item.modality, item.path, await fetch_async(item.value, item.path, settings), item.caller_hash)
+        return msgspec.structs.replace(item, value=await fetch_async(item.value, item.path, settings))
 
     return _all(await asyncio.gather(*map(one, items), return_exceptions=True))
 

@@ -24,8 +24,8 @@ from mm_plugin.processor.parallel import first_error, run_each
 from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
-from mm_plugin.processor.stages.measure import AuthorRules
-from mm_plugin.processor.stages.read import count, facts_of
+from mm_plugin.processor.stages.measure import AuthorRules, open_item
+from mm_plugin.processor.stages.read import count, facts_of, read_item, settings_of
 from mm_plugin.tasks import JointPrepared, JointTask, Preparer, prepare_all
 
 
@@ -34,12 +34,14 @@ class JointRequest(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         facts: what the items share.
+        options: the author's `Options`, all resolved.
         text: the prompt.
         rendered: the text is a rendered chat template and has its special tokens already.
         items: the media inputs by modality, in order.
     """
 
     facts: Facts
+    options: Any
     text: str
     rendered: bool
     items: tuple[ReadItem, ...]
@@ -79,20 +81,29 @@ def read_jointly(
     counts = count(model, values)
     if arguments.mm_hashes is not None:
         model.hashes.ignore("mm_hashes", "the media inputs of the request are prepared together")
+    usual = settings_of(model, counts, options)
     items = [
-        ReadItem(modality, f"{modality.argument}[{index}]", value)
+        read_item(model, modality, index, value, usual[modality])
         for modality in counts
         for index, value in enumerate(values[modality])
     ]
-    return JointRequest(facts_of(model, items, counts, arguments, options), text, rendered, tuple(items))
+    for item in items:
+        if item.settings.options != usual[item.modality].options:
+            where = (item.form.path if item.form is not None else None) or item.path
+            raise RequestError(
+                f"{where}: {model.spec.name} prepares the media inputs of a request together, so none can have options of its own",
+                path=where,
+            )
+    facts = facts_of(model, items, counts, arguments)
+    return JointRequest(facts, items[0].settings.options, text, rendered, tuple(items))
 
 
 def measure_jointly(model: OpenModel, request: JointRequest, item: ReadItem) -> tuple[Any, Any]:
     """Source and size of one media input."""
     if is_given(item.value):
         raise RequestError(f"{item.path}: {model.spec.name} takes no prepared {item.modality.argument}", path=item.path)
-    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
-    return source, source.size(AuthorRules(model, request.facts.options, item.path))
+    source = open_item(model, item)
+    return source, source.size(AuthorRules(model, request.options, item.path))
 
 
 def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[Any, Any]]) -> JointTask:
@@ -101,8 +112,8 @@ def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[An
     sources: dict[Modality, list[tuple[Any, Any]]] = {}
     for item, entry in zip(request.items, measured, strict=True):
         sources.setdefault(item.modality, []).append(entry)
-    facts = request.facts
-    return JointTask(model.ref, request.text, request.rendered, sources, facts.options, facts.arguments.salt)
+    salt = request.facts.arguments.salt
+    return JointTask(model.ref, request.text, request.rendered, sources, request.options, salt)
 
 
 def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:

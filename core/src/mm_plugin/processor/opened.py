@@ -14,6 +14,7 @@ from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.processor.author import Author
 from mm_plugin.processor.budget import Budget
 from mm_plugin.processor.caller_hashes import CallerHashes
+from mm_plugin.processor.item_options import ItemOptions
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
@@ -52,6 +53,7 @@ class OpenModel:
     ) -> None:
         self.spec, self.runtime, self.settings, self.ref = spec, runtime, runtime.settings, ref
         self.table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, options, owner)
+        self.item_options = ItemOptions(cls.Options, cls.__name__, spec, self.table.scopes, owner)
         self.position_options = self.table.given_at_load()
         self.special_tokens = _special_tokens(spec, checkpoint)
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1

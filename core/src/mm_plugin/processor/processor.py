@@ -24,7 +24,6 @@ from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, ru
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
-from mm_plugin.processor.request import ReadItem
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
 from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
@@ -167,7 +166,8 @@ class Processor:
 
         Args:
             prompt: text, token ids, or chat messages in the OpenAI content-part shape, media inside the parts or beside them.
-            images: anything that `mm_plugin.media.open_image` takes, in prompt order.
+            images: anything that `mm_plugin.media.open_image` takes, in prompt order; one with options of its own as
+                `WithOptions(image, ...)`, and so for videos and audios.
             videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
             audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
@@ -182,7 +182,7 @@ class Processor:
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
             expanded: the ids hold each media input's replacement already; a mismatch is an error.
-            **options: options of the plugin's `Options` that may be given per call.
+            **options: options of the plugin's `Options` that may be given per call, for all media inputs of the request.
 
         Raises:
             RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
@@ -300,18 +300,21 @@ class Processor:
         modality = self._opened.serves(Modality.parse(modality))
         self._require_itemwise("the source key")
         with translate_errors(self._opened.author, self._runtime.check_open):
-            item = ReadItem(modality, f"{modality.argument}[0]", media)
-            found: PreparedItem = run(
-                self._one(item, _counts(counts, modality), Arguments(salt=salt), options), self._runtime.executor
-            )
+            flow = self._one(modality, media, _counts(counts, modality), Arguments(salt=salt), options)
+            found: PreparedItem = run(flow, self._runtime.executor)
             return found
 
     def _one(
-        self, item: ReadItem, counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
+        self,
+        modality: Modality,
+        media: Any,
+        counts: Mapping[Modality, int],
+        arguments: Arguments,
+        options: Mapping[str, Any],
     ) -> Generator[Any, Any, PreparedItem]:
         pins = Pins(lambda: self._runtime.preprocess_cache.store)
         try:
-            request = read_one(self._opened, item, counts, arguments, options)
+            request = read_one(self._opened, modality, media, counts, arguments, options)
             prepared = yield from prepared_items(self._opened, self._preparer, pins, request)
             (entry,) = prepared.items
             made = entry.prepared

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mm_plugin.arrays import frozen, is_dense, is_floating, writable
-from mm_plugin.errors import MediaError, UsageError
+from mm_plugin.errors import MediaError, RequestError, UsageError
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
@@ -36,6 +36,9 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     began = time.perf_counter()
     value: ProcessorOutput | PrecomputedEmbeddings = item.value
     author, modality, path = model.author, item.modality, item.path
+    if item.form is not None and item.form.options:
+        where = item.form.path or path
+        raise RequestError(f"{where}: a media input that came prepared takes no options; leave them out", path=where)
     accepts = author.accepts_precomputed(modality, path)
     given = dict(value.fields) if isinstance(value.fields, Mapping) else {}
     feature = embeddings = None
@@ -77,6 +80,7 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     return MeasuredItem(
         modality,
         path,
+        item.settings,
         item.caller_hash,
         replacement,
         prepared=prepared,

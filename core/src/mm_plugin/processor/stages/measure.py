@@ -7,9 +7,12 @@ from typing import Any
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.identity.keys import source_key
+from mm_plugin.media.audio import AudioSource
+from mm_plugin.media.declared import check_declared_format
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.source import MediaSource
 from mm_plugin.media.types import Sampling, VideoSize
+from mm_plugin.media.video import GivenFrames
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
 from mm_plugin.processor.stages.given import accept, is_given
@@ -28,6 +31,21 @@ class AuthorRules:
     def sampling_rate(self) -> int:
         """See `Author.sampling_rate`."""
         return self._author.sampling_rate(self._options)
+
+
+def open_item(model: OpenModel, item: ReadItem) -> MediaSource:
+    """A media input, opened; what its own options and declarations say is compared with what it is.
+
+    Raises:
+        RequestError: it cannot be opened, or is not what a client declared.
+    """
+    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+    if item.form is not None:
+        if isinstance(source, AudioSource) and item.form.format is not None:
+            check_declared_format(source.head, item.form.format, f"{item.form.path}.format")
+        if isinstance(source, GivenFrames) and source.sampled:
+            model.item_options.check_sampling(item.form, item.modality, item.path)
+    return source
 
 
 def measure(
@@ -49,13 +67,13 @@ def measure(
         return accept(model, facts, item)
     began = time.perf_counter()
     if source is None:
-        source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+        source = open_item(model, item)
     key = source_key(
         model.spec.name,
         model.spec.output_version,
         item.modality,
         source.digest(),
-        facts.effective[item.modality],
+        item.settings.effective,
         facts.context,
         model=model.digest,
         salt=facts.arguments.salt,
@@ -69,6 +87,7 @@ def measure(
         return MeasuredItem(
             item.modality,
             item.path,
+            item.settings,
             item.caller_hash,
             prepared.replacement,
             key=key,
@@ -77,11 +96,13 @@ def measure(
             cached=True,
             seconds=time.perf_counter() - began,
         )
-    size = source.size(AuthorRules(model, facts.options, item.path))
-    fields, replacement = model.measure(item.modality, size, facts.options, facts.context, item.path)
+    options = item.settings.options
+    size = source.size(AuthorRules(model, options, item.path))
+    fields, replacement = model.measure(item.modality, size, options, facts.context, item.path)
     return MeasuredItem(
         item.modality,
         item.path,
+        item.settings,
         item.caller_hash,
         replacement,
         key=key,
