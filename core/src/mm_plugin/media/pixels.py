@@ -85,7 +85,7 @@ def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
     if file.palette is not None and image.mode in ("P", "PA"):
         image = image.copy()
         image.palette = ImagePalette.raw("RGB;L", file.palette)
-    if file.is_bitmap and image.mode == "RGBA" and image.getextrema()[3] == (0, 0):
+    if file.is_bitmap and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # programs that know no alpha leave its byte at 0
     frame = image.dispose_extent if isinstance(image, GifImageFile) else None
     if frame is not None and frame != (0, 0, *image.size):

@@ -117,7 +117,7 @@ def choose(data: bytes) -> TiffFile | None:
         _refuse("has 64-bit offsets in big-endian order")
     notes = (f"page 1 of {len(full)} was used",) if len(full) > 1 else ()
     if chosen.is_reduced:
-        notes = ("the file marks its only image as a thumbnail",)
+        notes = ("its only image is declared a thumbnail",)
     try:
         check(chosen.tags, is_little=data[:2] == b"II")
     except MediaError as error:
