@@ -209,6 +209,8 @@ class ImageSource:
                 raise
             raise MediaError(f"the {name} file is corrupted", reason="broken") from error
         except OSError as error:
+            if format_of(file.data) is None:  # text that happens to begin like a bitmap
+                raise UnidentifiedImageError from error
             if not str(error).startswith("Unsupported BMP"):
                 raise
             raise MediaError(f"{error}; convert it to 24 or 32 bits", reason="mode") from error
