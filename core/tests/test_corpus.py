@@ -483,7 +483,12 @@ def same_by_an_opened_object(data: bytes, pixels: np.ndarray) -> None:
     image = Image.open(io.BytesIO(data))
     if image.format == "PNG" and "transparency" in image.info:
         return
-    assert np.array_equal(open_image(image, path="x[2]", settings=SMALL).decode().pixels, pixels)
+    try:
+        opened = open_image(image, path="x[2]", settings=SMALL).decode().pixels
+    except MediaError:
+        assert image.format == "BMP"  # whose run lengths Pillow itself refuses where they end early
+        return
+    assert np.array_equal(opened, pixels)
 
 
 @pytest.mark.case("1.7")

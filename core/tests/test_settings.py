@@ -25,6 +25,7 @@ ENVIRONMENT = [
     ("MM_PLUGIN_MAX_IMAGES", "4", "max_images", 4),
     ("MM_PLUGIN_MAX_VIDEOS", "5", "max_videos", 5),
     ("MM_PLUGIN_MAX_AUDIOS", "6", "max_audios", 6),
+    ("MM_PLUGIN_MAX_DECODE_BYTES", "100", "max_decode_bytes", 100),
     ("MM_PLUGIN_MAX_VIDEO_FRAMES", "100", "max_video_frames", 100),
     ("MM_PLUGIN_MAX_VIDEO_SECONDS", "2.5", "max_video_seconds", 2.5),
     ("MM_PLUGIN_MAX_AUDIO_SECONDS", "30", "max_audio_seconds", 30.0),

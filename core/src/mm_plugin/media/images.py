@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import math
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,23 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.media.bmp import open_bitmap
 from mm_plugin.media.decoder_errors import decoding
+from mm_plugin.media.image_files import ImageFile, format_of, read_file
 from mm_plugin.media.image_headers import inner_sizes
-from mm_plugin.media.limits import check_pixels
-from mm_plugin.media.pixels import TURNED, fit_transparency, late_orientation_of, normalize_image, orientation_of
+from mm_plugin.media.limits import check_decode_bytes, check_pixels
+from mm_plugin.media.pixels import (
+    TURNED,
+    fit_transparency,
+    late_orientation_of,
+    normalize_image,
+    of_opened,
+    orientation_of,
+)
+from mm_plugin.media.quiet import quiet_libtiff
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.media.tiff import check_opened
 from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
 
@@ -33,6 +46,24 @@ _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
 # programs (EPS), or decode an image within the image whose size no header says (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
+# Bytes that decoding takes for a pixel, those of the result among them: the most that was measured with an alpha channel, and of
+# JPEG with several scans.
+DECODING_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "PNG": 17,
+        "JPEG": 17,
+        "MPO": 17,
+        "GIF": 17,
+        "BMP": 17,
+        "TIFF": 17,
+        "PPM": 17,
+        "ICO": 17,
+        "AVIF": 20,
+        "WEBP": 25,
+        "JPEG2000": 25,
+    }
+)
+_MOST_DECODING_BYTES = 25
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
 # threads. PIL objects are not hashable, so they share a few locks by address.
@@ -53,10 +84,11 @@ class ImageSource:
     def __init__(self, path: str, settings: Settings, *, data: bytes | None = None, value: Any = None) -> None:
         self.path, self._settings, self._data, self._value = path, settings, data, value
         self._image: Image.Image | None = None
+        self._file: ImageFile | None = None  # what of the data is decoded
         self._orientation: int | None = None  # of a PIL object, once it is loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_image": None}
+        state = {**self.__dict__, "_image": None, "_file": None}
         if isinstance(self._value, Image.Image):
             with _decoding_image(self.path, self._settings):
                 self._open()
@@ -124,8 +156,9 @@ class ImageSource:
         with _decoding_image(self.path, self._settings):
             image = self._open()
             turn = self._turn(image)
+            file = self._file or of_opened(image)
             self._image = None  # what Pillow decoded goes with this call
-            return _decoded(normalize_image(image, background=background, orientation=turn))
+            return _decoded(normalize_image(image, background=background, orientation=turn, file=file), file.notes)
 
     def _open(self) -> Image.Image:
         """The image with its header read; a PIL object that was given, loaded."""
@@ -134,31 +167,56 @@ class ImageSource:
         if self._value is not None:
             with _lock_of(self._value):
                 if isinstance(self._value, TiffImageFile):
+                    check_opened(self._value)
                     self._check_tiles(self._value)
+                    quiet_libtiff()
                 self._value.load()
                 if self._orientation is None:
                     self._orientation = orientation_of(self._value)
             self._image = self._value
         else:
-            data = self._data or b""
-            Image.init()
-            formats = [name for name in _FORMATS if name in Image.OPEN]
-            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
-                raise MediaError(
-                    "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
-                    reason="format",
-                )
-            for height, width in inner_sizes(data):
-                check_pixels(self.path, height, width, self._settings)
-            image = Image.open(io.BytesIO(data), formats=formats)
-            # Before load(): the header alone may promise more pixels than fit in memory.
-            check_pixels(self.path, image.height, image.width, self._settings)
-            if isinstance(image, TiffImageFile):
-                self._check_tiles(image)
-            elif isinstance(image, PngImageFile):
-                fit_transparency(image)
-            self._image = image
+            self._image = self._open_data(self._data or b"")
         return self._image
+
+    def _open_data(self, data: bytes) -> Image.Image:
+        Image.init()
+        formats = [name for name in _FORMATS if name in Image.OPEN]
+        if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
+            raise MediaError(
+                "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
+                reason="format",
+            )
+        for height, width in inner_sizes(data):
+            check_pixels(self.path, height, width, self._settings)
+        self._file = read_file(data)
+        image = open_bitmap(data) or self._open_by_pillow(self._file, formats)
+        # Before load(): the header alone may promise more pixels than fit in memory.
+        check_pixels(self.path, image.height, image.width, self._settings)
+        taken = DECODING_BYTES.get(image.format or "", _MOST_DECODING_BYTES)
+        check_decode_bytes(self.path, image.height * image.width, taken, self._settings)
+        if isinstance(image, TiffImageFile):
+            self._check_tiles(image)
+        elif isinstance(image, PngImageFile):
+            fit_transparency(image)
+        return image
+
+    def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:
+        try:
+            image = Image.open(io.BytesIO(file.data), formats=formats)
+        except UnidentifiedImageError as error:
+            name = format_of(file.data)
+            if name is None:
+                raise
+            raise MediaError(f"the {name} file is corrupted", reason="broken") from error
+        except OSError as error:
+            if format_of(file.data) is None:  # text that happens to begin like a bitmap
+                raise UnidentifiedImageError from error
+            if not str(error).startswith("Unsupported BMP"):
+                raise
+            raise MediaError(f"{error}; convert it to 24 or 32 bits", reason="mode") from error
+        if isinstance(image, TiffImageFile):
+            quiet_libtiff()
+        return image
 
     def _check_tiles(self, image: TiffImageFile) -> None:
         """A tile of a TIFF is decoded whole, and may be larger than the image."""
@@ -269,8 +327,8 @@ def raw_pixels(value: Any) -> int:
     return 0
 
 
-def _decoded(pixels: np.ndarray) -> DecodedImage:
-    return DecodedImage(Size(*pixels.shape[:2]), pixels)
+def _decoded(pixels: np.ndarray, notes: tuple[str, ...] = ()) -> DecodedImage:
+    return DecodedImage(Size(*pixels.shape[:2]), pixels, notes)
 
 
 def _pack(image: Image.Image) -> tuple[Any, ...]:

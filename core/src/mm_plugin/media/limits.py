@@ -41,6 +41,30 @@ def check_pixels(path: str, height: int, width: int, settings: Settings) -> None
         raise MediaError(f"{path}: expected at least 1 x 1 pixels, got {height} x {width}", path=path, reason="empty")
 
 
+def check_decode_bytes(path: str, pixels: int, bytes_per_pixel: int, settings: Settings) -> None:
+    """Refuse an image whose decoding takes more memory than `max_decode_bytes`.
+
+    Args:
+        path: where it stands in the request, for messages.
+        pixels: of the image.
+        bytes_per_pixel: what the decoder of its format and the way to RGB take at most, measured.
+        settings: limits.
+
+    Raises:
+        LimitError: it takes more.
+    """
+    limit = settings.max_decode_bytes
+    if pixels * bytes_per_pixel > limit:
+        raise LimitError.exceeded(
+            "bytes for decoding",
+            path=path,
+            setting="max_decode_bytes",
+            limit=limit,
+            value=pixels * bytes_per_pixel,
+            fix="send a smaller image",
+        )
+
+
 def check_frames(path: str, frames: int, settings: Settings) -> None:
     """Refuse a video of more frames than `max_video_frames`.
 
