@@ -16,7 +16,7 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.media.limits import check_audio_samples
+from mm_plugin.media.limits import check_audio_samples, check_unmasked
 from mm_plugin.media.pyav import CheckedFile, av_decoding, import_av, open_container
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -179,6 +179,7 @@ def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
 def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.ndarray, int]:
     """Given samples as [num_samples] float32 of their own memory, and their rate."""
     samples, rate = value.samples, value.sampling_rate
+    check_unmasked(path, samples)
     if is_tensor(samples) and is_dense(samples):
         samples = samples.detach().cpu()
         samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()

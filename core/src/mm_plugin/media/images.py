@@ -16,13 +16,13 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from mm_plugin.arrays import is_dense, is_tensor
+from mm_plugin.arrays import is_dense, is_tensor, owned
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_headers import inner_sizes
-from mm_plugin.media.limits import check_pixels
+from mm_plugin.media.limits import check_pixels, check_unmasked
 from mm_plugin.media.pixels import TURNED, fit_transparency, late_orientation_of, normalize_image, orientation_of
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -132,12 +132,8 @@ class ImageSource:
         if self._image is not None:
             return self._image
         if self._value is not None:
-            with _lock_of(self._value):
-                if isinstance(self._value, TiffImageFile):
-                    self._check_tiles(self._value)
-                self._value.load()
-                if self._orientation is None:
-                    self._orientation = orientation_of(self._value)
+            if self._orientation is None:
+                self._take()
             self._image = self._value
         else:
             data = self._data or b""
@@ -159,6 +155,16 @@ class ImageSource:
                 fit_transparency(image)
             self._image = image
         return self._image
+
+    def _take(self) -> None:
+        """Load the caller's PIL object and copy it, so that what is prepared is what was digested, whatever the caller does."""
+        with _lock_of(self._value):
+            if isinstance(self._value, TiffImageFile):
+                self._check_tiles(self._value)
+            self._value.load()
+            turn = orientation_of(self._value)
+            check_pixels(self.path, self._value.height, self._value.width, self._settings)
+            self._value, self._orientation = Image.Image.copy(self._value), turn
 
     def _check_tiles(self, image: TiffImageFile) -> None:
         """A tile of a TIFF is decoded whole, and may be larger than the image."""
@@ -183,8 +189,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
 
     Args:
         value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
-            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied; a PIL image is not, and must not be
-            changed while its request is under way.
+            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied here; a PIL image when it is first read, for
+            its digest or its size.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -213,7 +219,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
             reason="type",
         )
     # A copy, so that the digested pixels are the prepared ones, whatever the caller does meanwhile.
-    return ImageSource(path, settings, value=pixels.copy())
+    return ImageSource(path, settings, value=owned(pixels))
 
 
 def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False) -> np.ndarray | None:
@@ -231,6 +237,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
         MediaError: another shape or dtype.
         LimitError: an image has more pixels than `max_image_pixels`.
     """
+    check_unmasked(path, value)
     if is_tensor(value):
         expected, channel = ("[n, 3, height, width]", 1) if batch else ("[3, height, width]", 0)
         good = is_dense(value) and str(value.dtype) == "torch.uint8" and value.ndim == 3 + batch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from mm_plugin.arrays import is_masked
 from mm_plugin.errors import LimitError, MediaError
 from mm_plugin.settings import Settings
 
@@ -16,6 +19,20 @@ def check_bytes(path: str, size: int, settings: Settings) -> None:
     if size > limit:
         raise LimitError.exceeded(
             "bytes", path=path, setting="max_media_bytes", limit=limit, value=size, fix="send a smaller file"
+        )
+
+
+def check_unmasked(path: str, value: Any) -> None:
+    """Refuse a masked array or tensor, or a list of such: what is masked has no value, and a copy would show what lies below.
+
+    Raises:
+        MediaError: it is masked.
+    """
+    if is_masked(value):
+        raise MediaError(
+            f"{path}: expected an array without a mask, got a masked one; pass its .filled(level)",
+            path=path,
+            reason="array",
         )
 
 

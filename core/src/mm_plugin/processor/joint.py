@@ -155,9 +155,8 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     )
     ids, items = check_joint_output(found, model.spec, list(media))
     for item in items:
-        for one in media[item.modality]:
-            for array in MEDIA_KINDS[item.modality].arrays(one):
-                item.feature = detached(item.feature, array)
+        arrays = [array for one in media[item.modality] for array in MEDIA_KINDS[item.modality].arrays(one)]
+        item.feature = detached(item.feature, *arrays)
         with author.identified("prepare_jointly returned"):
             content = feature_digest(item.feature, model.runtime.digests)
             item.set_identity(
