@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from mm_plugin.errors import MediaError
+from mm_plugin.files import open_regular
 from mm_plugin.media.limits import check_bytes
 from mm_plugin.settings import Settings
 
 _PIECE = 1 << 16  # characters of a data: URL that are unescaped together
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
-# Possessive: a long run of spaces must not be matched again from each of its places.
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}+\s*+")
+# In one of the two alphabets of RFC 4648. Possessive: a long run of spaces must not be matched again from each of its places.
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/\s]++|[A-Za-z0-9_\s-]++)(?:=\s*+){0,2}+", re.ASCII)
+_SPACES = b" \t\n\r\v\f"
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 # The smallest image has more characters than this in base64, and a short path may look like base64.
 _LEAST_BASE64 = 40
 _LONGEST_PATH = 4096
@@ -126,7 +129,7 @@ def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> 
         file = (root / os.fspath(value)).resolve(strict=True)
         if not file.is_relative_to(root) or not file.is_file():
             raise MediaError(f"{path}: expected a regular file below media_root", path=path, reason="path")
-        with file.open("rb") as opened:
+        with open_regular(file, follow=False) as opened:
             # One byte above the limit distinguishes a file that is too large from one that just fits.
             data = opened.read(settings.max_media_bytes + 1)
     except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a loop of links
@@ -164,8 +167,14 @@ def _check_text(value: str, characters: int, path: str, settings: Settings) -> N
 
 
 def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> bytes:
-    digits = b"".join(text.split())
+    """Base64 in either alphabet, with the padding or without it, white space anywhere; bits after the last byte are ignored."""
+    digits = text.translate(None, _SPACES)
     check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the fewest bytes that so many digits encode
+    if b"-" in digits or b"_" in digits:
+        mixed = b"+" in digits or b"/" in digits
+        digits = b"!" if mixed else digits.translate(_URL_SAFE)  # no digit of either alphabet
+    if not digits.endswith(b"="):
+        digits += b"=" * (-len(digits) % 4)
     try:
         return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
