@@ -20,6 +20,7 @@ from mm_plugin.arrays import is_dense, is_tensor, owned
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_headers import inner_sizes
 from mm_plugin.media.limits import check_pixels, check_unmasked
@@ -33,7 +34,6 @@ _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
 # programs (EPS), or decode an image within the image whose size no header says (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
-_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
 # threads. PIL objects are not hashable, so they share a few locks by address.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
@@ -139,11 +139,7 @@ class ImageSource:
             data = self._data or b""
             Image.init()
             formats = [name for name in _FORMATS if name in Image.OPEN]
-            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
-                raise MediaError(
-                    "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
-                    reason="format",
-                )
+            data, formats = as_pillow_reads(data, formats)
             for height, width in inner_sizes(data):
                 check_pixels(self.path, height, width, self._settings)
             image = Image.open(io.BytesIO(data), formats=formats)
