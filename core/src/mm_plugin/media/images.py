@@ -23,6 +23,7 @@ from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_headers import inner_sizes
+from mm_plugin.media.jpeg import load_jpeg
 from mm_plugin.media.limits import check_pixels, check_unmasked
 from mm_plugin.media.pixels import TURNED, fit_transparency, late_orientation_of, normalize_image, orientation_of
 from mm_plugin.media.source import SamplingRules
@@ -125,6 +126,8 @@ class ImageSource:
             image = self._open()
             turn = self._turn(image)
             self._image = None  # what Pillow decoded goes with this call
+            if self._data is not None and image.format in ("JPEG", "MPO"):
+                image = load_jpeg(image, self._data)
             return _decoded(normalize_image(image, background=background, orientation=turn))
 
     def _open(self) -> Image.Image:
