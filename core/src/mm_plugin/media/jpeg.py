@@ -19,8 +19,10 @@ _SCAN, _END, _RESERVED, _RESTART = 0xDA, 0xD9, 0x01, 0xD0
 _SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # with Huffman codes; data of arithmetic codes may end in implied zeros
 _COEFFICIENTS = 64
 _MOST_SEGMENTS = 4096  # that are followed; encoders write some dozens
-# Bits in place of those that might be missing, from the first one on unlike each other.
-_BITS = (bytes((0b1011_0110, 0b0100_1101) * 64), bytes((0b0010_1001, 0b1101_0010) * 64))
+# Bits in place of those that might be missing, from the first ones on unlike each other.
+_BITS = tuple(
+    bytes(pair * 64) for pair in ((0xB6, 0x4D), (0x29, 0xD2), (0x6C, 0x13), (0xDB, 0x9A), (0x05, 0xF3), (0xF2, 0x60))
+)
 
 
 def load_jpeg(image: Image.Image, data: bytes) -> Image.Image:
