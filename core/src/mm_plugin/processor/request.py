@@ -12,6 +12,7 @@ from mm_plugin.items import Modality
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement, Slot
 from mm_plugin.processor.arguments import Arguments
+from mm_plugin.processor.budget import Intake
 from mm_plugin.tasks import Prepared
 
 # A name by which the caller knows content, what it must stand for, and the path that an error names.
@@ -26,12 +27,14 @@ class Facts(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         options: the author's `Options`, all resolved.
         effective: by modality, the digest of the options that can change its output.
         context: what the author's `context` returned for the counts of this request.
+        intake: counts what the media inputs take together, as they come.
     """
 
     arguments: Arguments
     options: Any
     effective: Mapping[Modality, bytes]
     context: Any
+    intake: Intake
 
 
 class ReadItem(msgspec.Struct, frozen=True, eq=False):
@@ -42,12 +45,14 @@ class ReadItem(msgspec.Struct, frozen=True, eq=False):
         path: where it stands in the request, such as `images[2]`.
         value: what the caller gave.
         caller_hash: by which the caller knows it, or None.
+        is_fetched: whether the value is what a URL led to, which was counted as it arrived.
     """
 
     modality: Modality
     path: str
     value: Any
     caller_hash: int | None = None
+    is_fetched: bool = False
 
 
 class ReadRequest(msgspec.Struct, frozen=True, eq=False):

@@ -12,6 +12,7 @@ from mm_plugin.items import Modality
 from mm_plugin.media.images import raw_pixels
 from mm_plugin.media.limits import check_request_pixels
 from mm_plugin.processor.arguments import Arguments, in_order
+from mm_plugin.processor.budget import Intake, array_bytes
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, ReadItem, ReadRequest
 
@@ -79,17 +80,19 @@ def facts_of(
     arguments: Arguments,
     options: Mapping[str, Any],
 ) -> Facts:
-    """What the items of a request share; pixels that came as objects are counted before any is touched."""
-    pixels = 0
+    """What the items of a request share; what came as arrays and PIL objects is counted before any is touched."""
+    pixels, intake = 0, Intake(model.settings, counts.get(Modality.AUDIO, 0))
     for item in items:
         pixels += raw_pixels(item.value)
         check_request_pixels(item.path, pixels, model.settings)
+        intake.add_bytes(item.path, array_bytes(item.value))
     resolved = model.table.call(options)
     return Facts(
         arguments=arguments,
         options=resolved,
         effective={modality: model.table.effective(resolved, modality) for modality in counts},
         context=model.author.context(counts),
+        intake=intake,
     )
 
 
