@@ -17,6 +17,7 @@ _MOST_NAMED = 4  # in a message
 
 class _Work(msgspec.Struct, eq=False):
     what: str
+    is_stage: bool
     began: float
     ended: float | None = None
 
@@ -57,11 +58,12 @@ class Deadline:
             raise self._error(self._at)
 
     @contextlib.contextmanager
-    def running(self, what: str) -> Iterator[None]:
+    def running(self, what: str, *, is_stage: bool = False) -> Iterator[None]:
         """Note that something runs; what is under way at the deadline may end.
 
         Args:
             what: for the error, such as "measuring images[0]".
+            is_stage: whether it is a stage of the request, which is named only where no part of it was running.
 
         Raises:
             DeadlineError: the deadline has passed, so that this must not begin.
@@ -70,7 +72,7 @@ class Deadline:
         if self._at is None:
             yield
             return
-        work = _Work(what, time.monotonic())
+        work = _Work(what, is_stage, time.monotonic())
         with self._lock:
             self._works.append(work)
         try:
@@ -87,7 +89,8 @@ class Deadline:
 
     def _error(self, at: float) -> DeadlineError:
         with self._lock:
-            then = [work.what for work in self._works if work.began < at and (work.ended is None or work.ended >= at)]
+            works = [work for work in self._works if work.began < at and (work.ended is None or work.ended >= at)]
+        then = [work.what for work in works if not work.is_stage] or [work.what for work in works]
         named = ", ".join(then[:_MOST_NAMED]) + (f" and {len(then) - _MOST_NAMED} more" if then[_MOST_NAMED:] else "")
         found = f"passed while this was running: {named}" if then else "had passed before anything was begun"
         if self._works and not then:

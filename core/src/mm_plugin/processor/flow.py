@@ -140,7 +140,7 @@ def _perform(command: Call | Each, executor: Executor, settings: Settings, deadl
 def _called(command: Call, deadline: Deadline) -> Any:
     if not command.doing:
         return command.function()
-    with deadline.running(command.doing):
+    with deadline.running(command.doing, is_stage=True):
         return command.function()
 
 
