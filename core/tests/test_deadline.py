@@ -192,7 +192,7 @@ def test_a_fetch_ends_at_the_deadline(open_slow: Callable[..., Any], how: str, m
     assert hosts.settings[-1].fetch_seconds == 10.0
 
 
-def test_a_fault_before_the_deadline_is_told_apart(open_slow: Callable[..., Any]) -> None:
+def test_a_fault_before_the_deadline_x(open_slow: Callable[..., Any]) -> None:
     with pytest.raises(MediaError, match=r"images\[0\]"):
         open_slow().process("<image>" * 2, [b"junk", images(1)[0]], deadline=time.monotonic() + 60)
 

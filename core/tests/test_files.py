@@ -59,7 +59,7 @@ def listening(file: Path) -> None:
         os.close(folder)
 
 
-def behind_a_link(file: Path) -> None:
+def through_a_link(file: Path) -> None:
     fifo(file.with_name("pipe"))
     file.symlink_to("pipe")
 
@@ -68,7 +68,7 @@ SPECIAL: dict[str, Callable[[Path], Any]] = {
     "fifo": fifo,
     "device": endless,
     "socket": listening,
-    "link to a fifo": behind_a_link,
+    "link to a fifo": through_a_link,
     "folder": Path.mkdir,
 }
 

@@ -145,7 +145,7 @@ class AudioSource:
                 )
             _checked_rate(stream.rate)
             if (channels := stream.codec_context.layout.nb_channels) > _MOST_CHANNELS:
-                raise MediaError(f"expected at most {_MOST_CHANNELS} channels, got {channels}", reason="codec")
+                raise MediaError(f"expected at most {_MOST_CHANNELS} channels, got {channels}", reason="format")
             return stream
         raise MediaError("the file holds no audio", reason="format")
 
