@@ -18,11 +18,11 @@ from toy import Toy, toy_spec
 from mm_plugin.errors import DeadlineError, MediaError, RequestError, UsageError
 from mm_plugin.items import Modality
 from mm_plugin.media import ImageSource
-from mm_plugin.processor import PreparesBatches, Processor
+from mm_plugin.processor import PreparesBatches, ProcessesJointly, Processor
 from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.parallel import FirstError
 
-STEP = 0.15  # seconds that the slow stage takes for one image
+STEP = 0.25  # seconds that the slow stage takes for one image
 THREADS = 4  # of the executor of the tests
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_begun_after_it_and_the_error_says_what_was_running(
     assert time.monotonic() < at + 4 * STEP
     began = processor.model.began
     assert 0 < len(began) < count
-    assert max(began) < at
+    assert max(began) < at + STEP / 3  # the third round would begin half a step after it
     assert caught.value.code == "deadline"
     assert caught.value.running
     assert all(what.startswith(doing) for what in caught.value.running)
@@ -137,11 +137,13 @@ def test_what_ends_late_is_returned(open_slow: Callable[..., Any], how: str) -> 
     plain = processor._opened.report
 
     def slow(*arguments: Any, **named: Any) -> None:
-        time.sleep(STEP)
+        time.sleep(max(0.0, at - time.monotonic()) + 0.02)
         plain(*arguments, **named)
 
     processor._opened.report = slow
-    assert processed(processor, how, "<image>", images(1), deadline=time.monotonic() + STEP / 2).mm_items
+    at = time.monotonic() + 1
+    assert processed(processor, how, "<image>", images(1), deadline=at).mm_items
+    assert time.monotonic() > at
 
 
 @BOTH
@@ -205,19 +207,43 @@ def test_one_request_s_deadline_is_not_another_s(
 
     def decode(self: ImageSource, *size: Any, **arguments: Any) -> Any:
         entered.set()
-        time.sleep(2 * STEP)
+        time.sleep(max(0.0, at - time.monotonic()) + 0.05)
         return plain(self, *size, **arguments)
 
     monkeypatch.setattr(ImageSource, "decode", decode)
-    processor, data = open_slow(), images(1)
+    processor, data, at = open_slow(), images(1), time.monotonic() + 1
     with ThreadPoolExecutor(2) as threads:
-        hasty = threads.submit(processor.process, "<image>", data, deadline=time.monotonic() + STEP)
+        hasty = threads.submit(processor.process, "<image>", data, deadline=at)
         assert entered.wait(5)
         patient = threads.submit(processor.process, "<image>", data)
         assert len(patient.result(10).mm_items) == 1
         assert isinstance(hasty.exception(10), DeadlineError)
     stats = processor.cache_stats
     assert stats.pinned == 0
+
+
+class SlowTogether(ProcessesJointly, Slow):
+    def is_joint(self) -> bool:
+        return True
+
+    def prepare_jointly(self, text: str, media: Any, options: Any, *, rendered: bool) -> Any:
+        raise AssertionError("begun after the deadline")
+
+
+@BOTH
+def test_a_request_that_is_prepared_together(
+    open_slow: Callable[..., Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ImageSource.decode
+
+    def decode(self: ImageSource, *size: Any, **arguments: Any) -> Any:
+        time.sleep(STEP)
+        return plain(self, *size, **arguments)
+
+    monkeypatch.setattr(ImageSource, "decode", decode)
+    with pytest.raises(DeadlineError) as caught:
+        processed(open_slow(SlowTogether), how, "<image>" * 2, images(2), deadline=time.monotonic() + STEP / 2)
+    assert sorted(caught.value.running) == ["decoding images[0]", "decoding images[1]"]
 
 
 class Recording:

@@ -143,6 +143,25 @@ def test_given_fields_are_copied(open_given: Callable[..., Any]) -> None:
     assert item.model_specific_data["rows"] == 4
 
 
+class Stubborn(torch.Tensor):
+    """A tensor that cannot be copied."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if function.__name__ in ("clone", "detach"):
+            raise ValueError("no")
+        return super().__torch_function__(function, types, arguments, named or {})
+
+
+@pytest.mark.parametrize("kind", ["feature", "embeddings"])
+def test_a_tensor_that_cannot_be_copied_is_the_requests_fault(open_given: Callable[..., Any], kind: str) -> None:
+    value, fields = torch.ones(4, 6).as_subclass(Stubborn), {"rows": 4, "kind": 1}
+    given = ProcessorOutput({"pixels": value, **fields}) if kind == "feature" else PrecomputedEmbeddings(value, fields)
+    with pytest.raises(MediaError, match="can be copied") as caught:
+        open_given().process("<image>", [given])
+    assert caught.value.path == "images[0]"
+
+
 # ------------------------------------------------------------------ raw media inputs
 
 

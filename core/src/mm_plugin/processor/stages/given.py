@@ -67,8 +67,7 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
         raise author.fault(
             f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_embeddings}"
         )
-    # Copies: the caller may write into its own arrays while this request, or another that repeats it, is under way.
-    feature, embeddings = owned(feature), owned(embeddings)
+    feature, embeddings = _copied(feature, path), _copied(embeddings, path)
     kind = MultimodalInputFormat.PROCESSOR_OUTPUT if embeddings is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
     content, claim = _content(model, facts, item, feature if embeddings is None else embeddings)
     identity = item_identity(
@@ -84,6 +83,20 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
         claim=claim,
         seconds=time.perf_counter() - began,
     )
+
+
+def _copied(value: Any, path: str) -> Any:
+    """A copy: the caller may write into its own memory while this request, or another that repeats it, is under way."""
+    try:
+        return owned(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # a class of tensors of the caller's own, or a device that is gone
+        raise MediaError(
+            f"{path}: expected an array or tensor that can be copied, got a {type(value).__name__} ({type(error).__name__})",
+            path=path,
+            reason="fields",
+        ) from error
 
 
 def _checked_embeddings(embeddings: Any, count: int, path: str) -> Any:
