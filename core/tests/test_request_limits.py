@@ -153,7 +153,8 @@ def test_junk_is_refused_as_it_comes_and_the_rest_is_not_fetched(open_toy: Open,
     junk = b"junk" * (1 << 20)
     hosts.bodies = {f"http://h/{number}": junk for number in range(64)}
     hosts.bodies["http://h/0"] = b"junk"
-    hosts.wait = 0.01
+    hosts.bodies["http://h/0"] = b"junk" * 1000
+    hosts.wait = 0.001
     hosts.piece = 1 << 16
     processor = open_toy(max_images=64)
     tracemalloc.start()

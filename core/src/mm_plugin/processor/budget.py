@@ -180,6 +180,6 @@ class Intake:
 
     def _add_seconds(self, path: str, seconds: float) -> None:
         with self._lock:
-            self._seconds += seconds
-            total = self._seconds
-        check_request_audio_seconds(path, total, self._settings)
+            total = self._seconds + seconds
+            check_request_audio_seconds(path, total, self._settings)  # what is refused here does not count for others
+            self._seconds = total

@@ -33,6 +33,9 @@ from mm_plugin.processor.stages.read import read
 from mm_plugin.settings import Settings
 from mm_plugin.tasks import Preparer
 
+# URLs of one request that are fetched and not yet opened: what waits unseen is bounded, and the first are seen first.
+_MOST_FETCHES = 16
+
 Flow = Generator[Call | Each, Any, Any]
 
 
@@ -186,10 +189,10 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings, deadline
 async def _each_async(command: Each, executor: Executor, settings: Settings, deadline: Deadline) -> list[Any]:
     loop, first = asyncio.get_running_loop(), FirstError()
     fetches: dict[int, asyncio.Task[ReadItem]] = {}
+    places = asyncio.Semaphore(_MOST_FETCHES)
 
     async def fetched(index: int, item: ReadItem) -> ReadItem:
-        if not is_remote(item.value):
-            return item
+        first.check(index)
         counted = _counted(command, first, index, item)
         fetches[index] = loop.create_task(fetch_async(item, settings, counted, deadline))
         try:
@@ -197,13 +200,19 @@ async def _each_async(command: Each, executor: Executor, settings: Settings, dea
         finally:
             del fetches[index]
 
+    async def worked(index: int, item: ReadItem) -> Any:
+        return await loop.run_in_executor(
+            executor, partial(first.attempt, index, partial(_on_item, command, item, deadline))
+        )
+
     async def one(index: int, item: ReadItem) -> Any:
         found = None
         try:
-            item = await fetched(index, item)
-            work = partial(first.attempt, index, partial(_on_item, command, item, deadline))
-            del item
-            found = await loop.run_in_executor(executor, work)
+            if is_remote(item.value):
+                async with places:
+                    found = await worked(index, await fetched(index, item))
+            else:
+                found = await worked(index, item)
         except asyncio.CancelledError:
             if not first.is_after(index):
                 raise  # the whole request is cancelled
