@@ -245,6 +245,26 @@ def test_broadcast_pixels_count_to_the_pixels(open_toy: Open) -> None:
             open_toy().prepare_item(modality, value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(4).to_sparse(),
+        torch.zeros(4, 2, device="meta"),
+        object(),
+        None,
+        "text",
+    ],
+    ids=["sparse", "meta", "object", "nothing", "text"],
+)
+def test_what_cannot_be_counted_is_refused_as_what_it_is(open_toy: Open, value: Any) -> None:
+    fields = {"rows": 4, "kind": 1}
+    for given in (ProcessorOutput({"pixels": value, **fields}), PrecomputedEmbeddings(value, fields)):
+        with pytest.raises(MediaError):
+            open_toy(Given).prepare_item("image", given)
+    with pytest.raises(MediaError):
+        open_toy().prepare_item("audio", AudioSamples(value, 8))
+
+
 def test_features_and_embeddings_count_together(open_toy: Open) -> None:
     fields = {"rows": 2, "kind": 1}
     feature = ProcessorOutput({"pixels": np.zeros((2, 5), np.float32), **fields})

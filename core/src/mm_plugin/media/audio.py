@@ -184,8 +184,13 @@ def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.nda
     samples, rate = value.samples, value.sampling_rate
     check_unmasked(path, samples)
     if is_tensor(samples) and is_dense(samples):
-        samples = samples.detach().cpu()
-        samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        try:
+            samples = samples.detach().cpu()
+            samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        except Exception as error:  # one without memory, such as on the device `meta`
+            raise MediaError(
+                f"{path}: the tensor cannot be read ({type(error).__name__})", path=path, reason="array"
+            ) from error
     if isinstance(samples, list | tuple):
         try:
             samples = np.array(samples, dtype=np.float64)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from mm_plugin.arrays import num_bytes
+from mm_plugin.arrays import is_dense, num_bytes
 from mm_plugin.errors import LimitError, MediaError, RequestError
 from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import Modality
@@ -116,13 +116,14 @@ def array_bytes(value: Any) -> int:
 
     A broadcast view takes as much as if each of its elements were its own.
     """
+    arrays: Iterable[Any] = ()
     if isinstance(value, AudioSamples):
-        return num_bytes(value.samples)
-    if isinstance(value, PrecomputedEmbeddings):
-        return num_bytes(value.embeddings)
-    if isinstance(value, ProcessorOutput) and isinstance(value.fields, Mapping):
-        return sum(map(num_bytes, value.fields.values()))
-    return 0
+        arrays = [value.samples]
+    elif isinstance(value, PrecomputedEmbeddings):
+        arrays = [value.embeddings]
+    elif isinstance(value, ProcessorOutput) and isinstance(value.fields, Mapping):
+        arrays = value.fields.values()
+    return sum(num_bytes(array) for array in arrays if is_dense(array))  # any other is refused before it is copied
 
 
 class Intake:
