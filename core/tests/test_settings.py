@@ -38,6 +38,8 @@ ENVIRONMENT = [
     ("MM_PLUGIN_MAX_CALLER_HASHES", "9", "max_caller_hashes", 9),
     ("MM_PLUGIN_PREPROCESS_CACHE_BYTES", "0", "preprocess_cache_bytes", 0),
     ("MM_PLUGIN_EMBEDDING_CACHE_BYTES", "123456789012", "embedding_cache_bytes", 123456789012),
+    ("MM_PLUGIN_MAX_REQUEST_BYTES", "1000", "max_request_bytes", 1000),
+    ("MM_PLUGIN_MAX_REQUEST_AUDIO_SECONDS", "60.5", "max_request_audio_seconds", 60.5),
     ("MM_PLUGIN_PREPROCESS_STORE", "shared", "preprocess_store", "shared"),
     ("MM_PLUGIN_EMBEDDING_STORE", "shared", "embedding_store", "shared"),
     ("MM_PLUGIN_THREADS", "2", "threads", 2),

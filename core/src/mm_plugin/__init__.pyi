@@ -3,6 +3,7 @@ from .embed.routine import embed_mm_inputs, general_mm_embed_routine
 from .embed.rows import EmbedOutput
 from .encoder.base import Encoder, EncodesAudio, EncodesImages, EncodesVideos
 from .errors import (
+    DeadlineError,
     EncoderError,
     LimitError,
     MediaError,
@@ -57,6 +58,7 @@ __all__ = [
     "AudioSize",
     "BaseOptions",
     "Checkpoint",
+    "DeadlineError",
     "DecodedAudio",
     "DecodedImage",
     "DecodedMedia",

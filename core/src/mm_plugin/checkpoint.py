@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json, weights_file
 from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
@@ -15,8 +16,6 @@ from mm_plugin.items import Modality
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings, read_json
 from mm_plugin.spec import ModelSpec
 
-# What a processor needs from the hub; weights are downloaded when tensors are requested.
-_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 # Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
 _TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
@@ -59,7 +58,7 @@ class Checkpoint:
         """Open a folder, or download the small files of a hub id.
 
         Raises:
-            UsageError: there is no such folder or hub id, or its config.json cannot be read.
+            UsageError: there is no such folder or hub id, its config.json cannot be read, or it holds a FIFO, device or socket.
         """
         try:
             name = os.fsdecode(source)
@@ -69,7 +68,8 @@ class Checkpoint:
                 f"checkpoint: expected a folder or a hub id, got {source!r:.80} ({error})", argument="checkpoint"
             ) from error
         # Absolute, since a worker that opens it again may run in another folder.
-        folder = Path(name).absolute() if is_folder else _fetch(name, _SMALL_FILES)
+        folder = Path(name).absolute() if is_folder else fetch(name, SMALL_FILES)
+        check_files(folder)
         return cls(folder, read_json(folder / "config.json"), str(folder) if is_folder else name)
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
@@ -174,7 +174,7 @@ class Checkpoint:
         """
         # An encoder may read how to normalize from these.
         names = SETTINGS_FILES
-        settings = {name: digest((self.folder / name).read_bytes()) for name in names if (self.folder / name).is_file()}
+        settings = {name: digest(read_file(self.folder / name)) for name in names if (self.folder / name).is_file()}
         files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}
         content = self._tensor_digests(sorted(files) if tensors is None else sorted(set(tensors)))
         parts = ["mm-plugin/checkpoint", FORMAT_VERSION, dict(self.config), settings, sorted(files), content]
@@ -219,7 +219,7 @@ class Checkpoint:
         """The name of every tensor in the checkpoint, with the file that contains it.
 
         Raises:
-            UsageError: there are no safetensors files, or their index cannot be read.
+            UsageError: there are no safetensors files, one cannot be read or is outside of the folder, or their index is malformed.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -232,9 +232,11 @@ class Checkpoint:
                     f"{index}: expected a weight_map from tensor names to files, found {type(table).__name__}",
                     argument="checkpoint",
                 )
-            return {name: folder / file for name, file in table.items()}
+            files = {file: weights_file(folder, file) for file in set(table.values())}
+            return {name: files[file] for name, file in table.items()}
         names: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
+            weights_file(folder, file.name)
             try:
                 with safe_open(file, framework="pt") as opened:
                     names.update(dict.fromkeys(opened.keys(), file))
@@ -316,7 +318,7 @@ class Checkpoint:
     def _weights_folder(self) -> Path:
         if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():
             return self.folder
-        return _fetch(self._source, (*_SMALL_FILES, "*.safetensors"))
+        return fetch(self._source, (*SMALL_FILES, "*.safetensors"))
 
 
 def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what: str) -> None:
@@ -348,16 +350,3 @@ def _auto_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
-
-
-def _fetch(name: str, patterns: tuple[str, ...]) -> Path:
-    """The files of a hub id, from the local cache if they are there."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:
-        raise UsageError(
-            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {type(error).__name__}: {error}",
-            argument="checkpoint",
-        ) from error

@@ -41,6 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_video_seconds: longest video, seconds.
         max_audio_seconds: longest audio, seconds.
         max_request_pixels: most pixels of all images and sampled frames of one request together, height x width each.
+        max_request_bytes: most bytes of all media inputs of one request together: encoded files as they arrive, and samples,
+            features and embeddings that came as arrays. Arrays of pixels count to `max_request_pixels`.
+        max_request_audio_seconds: longest audio of one request, all of it together that must be decoded, seconds.
         max_items: most media inputs in one request.
         max_images: most images in one request.
         max_videos: most videos in one request.
@@ -83,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_video_seconds: Seconds = 7200.0
     max_audio_seconds: Seconds = 1800.0
     max_request_pixels: Count = 1 << 32
+    max_request_bytes: Count = 1 << 30
+    max_request_audio_seconds: Seconds = 7200.0
     max_items: Count = 256
     max_images: Count = 256
     max_videos: Count = 32

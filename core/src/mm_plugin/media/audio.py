@@ -16,7 +16,7 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.media.limits import check_audio_samples
+from mm_plugin.media.limits import check_audio_samples, check_request_bytes, check_unmasked
 from mm_plugin.media.pyav import CheckedFile, av_decoding, import_av, open_container
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
 _CODECS = frozenset({"flac", "mp3", "vorbis", "opus", "aac", "alac"})
 _MOST_RATE = 768_000  # Hz; the fastest converters that are sold
+_MOST_CHANNELS = 64
 _PIECE = 1 << 16  # samples that are resampled together
 # Full scale of whole numbers, and the level of silence.
 _SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0), "i8": (9223372036854775808.0, 0.0)}
@@ -148,6 +149,8 @@ class AudioSource:
                     reason="codec",
                 )
             _checked_rate(stream.rate)
+            if (channels := stream.codec_context.layout.nb_channels) > _MOST_CHANNELS:
+                raise MediaError(f"expected at most {_MOST_CHANNELS} channels, got {channels}", reason="format")
             return stream
         raise MediaError("the file holds no audio", reason="format")
 
@@ -184,9 +187,15 @@ def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
 def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.ndarray, int]:
     """Given samples as [num_samples] float32 of their own memory, and their rate."""
     samples, rate = value.samples, value.sampling_rate
+    check_unmasked(path, samples)
     if is_tensor(samples) and is_dense(samples):
-        samples = samples.detach().cpu()
-        samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        try:
+            samples = samples.detach().cpu()
+            samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        except Exception as error:  # one without memory, such as on the device `meta`
+            raise MediaError(
+                f"{path}: the tensor cannot be read ({type(error).__name__})", path=path, reason="array"
+            ) from error
     if isinstance(samples, list | tuple):
         try:
             samples = np.array(samples, dtype=np.float64)
@@ -207,7 +216,14 @@ def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.nda
             path=path,
             reason="metadata",
         )
+    if samples.ndim == 2 and len(samples) > _MOST_CHANNELS:
+        raise MediaError(
+            f"{path}: samples must have at most {_MOST_CHANNELS} channels, got {len(samples)}; pass [channels, num_samples]",
+            path=path,
+            reason="array",
+        )
     check_audio_samples(path, samples.shape[-1], rate, settings)
+    check_request_bytes(path, samples.nbytes, settings)  # of a broadcast view, what its copy takes
     floats = _as_floats(samples)
     mono = floats.mean(axis=0, dtype=np.float32) if floats.ndim == 2 else floats.copy()
     if not np.isfinite(mono).all():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
@@ -18,15 +18,17 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from mm_plugin.arrays import is_dense, is_tensor
+from mm_plugin.arrays import is_dense, is_tensor, owned
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.bmp import open_bitmap
+from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_files import ImageFile, format_of, read_file
 from mm_plugin.media.image_headers import inner_sizes
-from mm_plugin.media.limits import check_decode_bytes, check_pixels
+from mm_plugin.media.jpeg import load_jpeg
+from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmasked
 from mm_plugin.media.pixels import (
     TURNED,
     fit_transparency,
@@ -49,22 +51,10 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVI
 # Bytes that decoding takes for a pixel, those of the result among them: the most that was measured with an alpha channel, and of
 # JPEG with several scans.
 DECODING_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "PNG": 17,
-        "JPEG": 17,
-        "MPO": 17,
-        "GIF": 17,
-        "BMP": 17,
-        "TIFF": 17,
-        "PPM": 17,
-        "ICO": 17,
-        "AVIF": 20,
-        "WEBP": 25,
-        "JPEG2000": 25,
-    }
+    dict.fromkeys(("PNG", "JPEG", "MPO", "GIF", "BMP", "TIFF", "PPM", "ICO"), 17)
+    | {"AVIF": 20, "WEBP": 25, "JPEG2000": 25}
 )
 _MOST_DECODING_BYTES = 25
-_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 # Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
 # threads. PIL objects are not hashable, so they share a few locks by address.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
@@ -158,6 +148,8 @@ class ImageSource:
             turn = self._turn(image)
             file = self._file or of_opened(image)
             self._image = None  # what Pillow decoded goes with this call
+            if self._data is not None and image.format in ("JPEG", "MPO"):
+                image = load_jpeg(image, self._data)
             return _decoded(normalize_image(image, background=background, orientation=turn, file=file), file.notes)
 
     def _open(self) -> Image.Image:
@@ -165,27 +157,29 @@ class ImageSource:
         if self._image is not None:
             return self._image
         if self._value is not None:
-            with _lock_of(self._value):
-                if isinstance(self._value, TiffImageFile):
-                    check_opened(self._value)
-                    self._check_tiles(self._value)
-                    quiet_libtiff()
-                self._value.load()
-                if self._orientation is None:
-                    self._orientation = orientation_of(self._value)
+            if self._orientation is None:
+                self._take()
             self._image = self._value
         else:
             self._image = self._open_data(self._data or b"")
         return self._image
 
+    def _take(self) -> None:
+        """Load the caller's PIL object and copy it, so that what is prepared is what was digested, whatever the caller does."""
+        with _lock_of(self._value):
+            if isinstance(self._value, TiffImageFile):
+                check_opened(self._value)
+                self._check_tiles(self._value)
+                quiet_libtiff()
+            self._value.load()
+            turn = orientation_of(self._value)
+            check_pixels(self.path, self._value.height, self._value.width, self._settings)
+            self._file = of_opened(self._value)
+            self._value, self._orientation = Image.Image.copy(self._value), turn
+
     def _open_data(self, data: bytes) -> Image.Image:
         Image.init()
-        formats = [name for name in _FORMATS if name in Image.OPEN]
-        if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
-            raise MediaError(
-                "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
-                reason="format",
-            )
+        data, formats = as_pillow_reads(data, [name for name in _FORMATS if name in Image.OPEN])
         for height, width in inner_sizes(data):
             check_pixels(self.path, height, width, self._settings)
         self._file = read_file(data)
@@ -200,7 +194,7 @@ class ImageSource:
             fit_transparency(image)
         return image
 
-    def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:
+    def _open_by_pillow(self, file: ImageFile, formats: Sequence[str]) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(file.data), formats=formats)
         except UnidentifiedImageError as error:
@@ -241,8 +235,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
 
     Args:
         value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
-            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied; a PIL image is not, and must not be
-            changed while its request is under way.
+            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied here; a PIL image when it is first read, for
+            its digest or its size.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -271,7 +265,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
             reason="type",
         )
     # A copy, so that the digested pixels are the prepared ones, whatever the caller does meanwhile.
-    return ImageSource(path, settings, value=pixels.copy())
+    return ImageSource(path, settings, value=owned(pixels))
 
 
 def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False) -> np.ndarray | None:
@@ -289,6 +283,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
         MediaError: another shape or dtype.
         LimitError: an image has more pixels than `max_image_pixels`.
     """
+    check_unmasked(path, value)
     if is_tensor(value):
         expected, channel = ("[n, 3, height, width]", 1) if batch else ("[3, height, width]", 0)
         good = is_dense(value) and str(value.dtype) == "torch.uint8" and value.ndim == 3 + batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -29,6 +30,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int | None = None
     on_overflow: Overflow = "error"
     expanded: bool = False
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if self.salt is not None and not isinstance(self.salt, str | bytes):
@@ -45,6 +47,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)
+        if self.deadline is not None and not _is_time(self.deadline):
+            raise UsageError(
+                f"deadline must be seconds of time.monotonic(), not {self.deadline!r:.40}", argument="deadline"
+            )
         if self.mm_hash_scope == "raw" and self.salt is not None:
             raise UsageError(
                 "mm_hash_scope='raw' takes a caller's hash as it is, so a salt could not keep tenants apart",
@@ -52,6 +58,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.expanded and self.on_overflow != "error":
             raise UsageError("expanded ids cannot be shortened: use on_overflow='error'", argument="on_overflow")
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_list(value: Any) -> bool:

@@ -17,6 +17,7 @@ from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import DecodedMedia
 from mm_plugin.processor.arguments import Arguments, in_order, is_list
+from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.joint_output import check_joint_output
 from mm_plugin.processor.mixins import ProcessesJointly
 from mm_plugin.processor.opened import OpenModel
@@ -24,8 +25,9 @@ from mm_plugin.processor.parallel import first_error, run_each
 from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
-from mm_plugin.processor.stages.measure import AuthorRules, open_item
+from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import count, facts_of, read_item, settings_of
+from mm_plugin.processor.stages.sources import open_item, size_of
 from mm_plugin.tasks import JointPrepared, JointTask, Preparer, prepare_all
 
 
@@ -102,8 +104,9 @@ def measure_jointly(model: OpenModel, request: JointRequest, item: ReadItem) -> 
     """Source and size of one media input."""
     if is_given(item.value):
         raise RequestError(f"{item.path}: {model.spec.name} takes no prepared {item.modality.argument}", path=item.path)
-    source = open_item(model, item)
-    return source, source.size(AuthorRules(model, request.options, item.path))
+    source = open_item(model, item, request.facts.intake)
+    rules = AuthorRules(model, request.options, item.path)
+    return source, size_of(item, source, rules, request.facts.intake)
 
 
 def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[Any, Any]]) -> JointTask:
@@ -116,7 +119,7 @@ def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[An
     return JointTask(model.ref, request.text, request.rendered, sources, request.options, salt)
 
 
-def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
+def prepare_jointly(model: OpenModel, task: JointTask, deadline: Deadline) -> JointPrepared:
     """Decode everything and let the author prepare it together."""
     began, author = time.perf_counter(), model.author
     jointly = author.model
@@ -125,7 +128,8 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
 
     def decode(entry: tuple[Modality, Any, Any]) -> DecodedMedia:
         _, source, size = entry
-        decoded: DecodedMedia = source.decode(size, background=task.options.background)
+        with deadline.running(f"decoding {source.path}"):
+            decoded: DecodedMedia = source.decode(size, background=task.options.background)
         return decoded
 
     decoded = run_each(model.runtime.executor, decode, entries)
@@ -138,19 +142,19 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     media: dict[Modality, list[DecodedMedia]] = {}
     for (modality, _, _), one in zip(entries, decoded, strict=True):
         media.setdefault(modality, []).append(one)
-    found = author.call(
-        "prepare_jointly",
-        lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
-        "prompt",
-    )
+    with deadline.running("preparing the media inputs together"):
+        found = author.call(
+            "prepare_jointly",
+            lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
+            "prompt",
+        )
     try:
         ids, items = check_joint_output(found, model.spec, list(media))
     except SpanError as refused:
         raise author.fault(f"{author.name}: {refused.message}") from refused
     for item in items:
-        for one in media[item.modality]:
-            for array in MEDIA_KINDS[item.modality].arrays(one):
-                item.feature = detached(item.feature, array)
+        arrays = [array for one in media[item.modality] for array in MEDIA_KINDS[item.modality].arrays(one)]
+        item.feature = detached(item.feature, *arrays)
         with author.identified("prepare_jointly returned"):
             content = feature_digest(item.feature, model.runtime.digests)
             item.set_identity(

@@ -20,6 +20,7 @@ from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.author import translate_errors
+from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
@@ -160,6 +161,7 @@ class Processor:
         max_prompt_tokens: int | None = None,
         on_overflow: Overflow = "error",
         expanded: bool = False,
+        deadline: float | None = None,
         **options: Any,
     ) -> MultimodalProcessorOutput:
         """Everything about one request, or one error that says whose fault it is.
@@ -182,10 +184,14 @@ class Processor:
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
             expanded: the ids hold each media input's replacement already; a mismatch is an error.
+            deadline: when the request must be done, in seconds of `time.monotonic()`. Nothing of it is begun after that: no media
+                input is fetched, opened, decoded or prepared; what runs then may end. A `preparer` of your own is called before
+                it or not at all.
             **options: options of the plugin's `Options` that may be given per call, for all media inputs of the request.
 
         Raises:
-            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
+            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how. A
+                `DeadlineError` says what was running at the deadline.
             UsageError: the server called wrongly: an unknown option, an argument of a wrong type.
             ProcessorError: the plugin is at fault.
         """
@@ -196,10 +202,12 @@ class Processor:
             max_prompt_tokens=max_prompt_tokens,
             on_overflow=on_overflow,
             expanded=expanded,
+            deadline=deadline,
         )
         with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
-            flow = self._flow(prompt, (images, videos, audios), arguments, options)
-            return report(run(flow, self._runtime.executor))
+            until = Deadline(arguments.deadline)
+            flow = self._flow(prompt, (images, videos, audios), arguments, options, until)
+            return report(run(flow, self._runtime.executor, self.settings, until))
 
     async def process_async(
         self,
@@ -212,8 +220,10 @@ class Processor:
         """As `process`, with nothing heavy on the event loop's thread: each stage runs on the registry's executor."""
         named = {name: arguments.pop(name) for name in Arguments.__struct_fields__ if name in arguments}
         with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
-            flow = self._flow(prompt, (images, videos, audios), Arguments(**named), arguments)
-            return report(await run_async(flow, self._runtime.executor, self.settings))
+            checked = Arguments(**named)
+            until = Deadline(checked.deadline)
+            flow = self._flow(prompt, (images, videos, audios), checked, arguments, until)
+            return report(await run_async(flow, self._runtime.executor, self.settings, until))
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[Callable[[MultimodalProcessorOutput], MultimodalProcessorOutput]]:
@@ -236,11 +246,20 @@ class Processor:
             raise
 
     def _flow(
-        self, prompt: Any, media: Sequence[Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
+        self,
+        prompt: Any,
+        media: Sequence[Sequence[Any]],
+        arguments: Arguments,
+        options: Mapping[str, Any],
+        deadline: Deadline,
     ) -> Flow:
         by_modality = dict(zip(Modality, media, strict=True))
         begin = jointly if self._joint else itemwise
-        return begin(self._opened, self._preparer, prompt, by_modality, arguments, options)
+        return begin(self._opened, self._until(deadline), prompt, by_modality, arguments, options)
+
+    def _until(self, deadline: Deadline) -> Preparer:
+        """The preparer for one request; the core's own begins nothing after its deadline."""
+        return self._preparer.until(deadline) if isinstance(self._preparer, ThreadPreparer) else self._preparer
 
     def count(
         self,
@@ -283,6 +302,7 @@ class Processor:
         *,
         counts: Mapping[Modality, int] | None = None,
         salt: str | bytes | None = None,
+        deadline: float | None = None,
         **options: Any,
     ) -> PreparedItem:
         """One media input by itself: for routers that want its source key, and to fill the cache ahead of a request.
@@ -292,6 +312,7 @@ class Processor:
             media: as for `process`.
             counts: media in the whole request, where the plugin depends on them; one of this kind where None.
             salt: as for `process`.
+            deadline: as for `process`.
             **options: as for `process`.
 
         Raises:
@@ -300,8 +321,10 @@ class Processor:
         modality = self._opened.serves(Modality.parse(modality))
         self._require_itemwise("the source key")
         with translate_errors(self._opened.author, self._runtime.check_open):
-            flow = self._one(modality, media, _counts(counts, modality), Arguments(salt=salt), options)
-            found: PreparedItem = run(flow, self._runtime.executor)
+            arguments = Arguments(salt=salt, deadline=deadline)
+            until = Deadline(arguments.deadline)
+            flow = self._one(modality, media, _counts(counts, modality), arguments, options, until)
+            found: PreparedItem = run(flow, self._runtime.executor, self.settings, until)
             return found
 
     def _one(
@@ -311,11 +334,12 @@ class Processor:
         counts: Mapping[Modality, int],
         arguments: Arguments,
         options: Mapping[str, Any],
+        deadline: Deadline,
     ) -> Generator[Any, Any, PreparedItem]:
         pins = Pins(lambda: self._runtime.preprocess_cache.store)
         try:
             request = read_one(self._opened, modality, media, counts, arguments, options)
-            prepared = yield from prepared_items(self._opened, self._preparer, pins, request)
+            prepared = yield from prepared_items(self._opened, self._until(deadline), pins, request)
             (entry,) = prepared.items
             made = entry.prepared
             return PreparedItem(

@@ -13,6 +13,7 @@ from mm_plugin.media.source import MediaSource
 from mm_plugin.media.with_options import WithOptions
 from mm_plugin.placeholders import Replacement, Slot
 from mm_plugin.processor.arguments import Arguments
+from mm_plugin.processor.budget import Intake
 from mm_plugin.tasks import Prepared
 
 # A name by which the caller knows content, what it must stand for, and the path that an error names.
@@ -25,10 +26,12 @@ class Facts(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     Attributes:
         arguments: what the caller says of the whole request.
         context: what the author's `context` returned for the counts of this request.
+        intake: counts what the media inputs take together, as they come.
     """
 
     arguments: Arguments
     context: Any
+    intake: Intake
 
 
 class ItemSettings(msgspec.Struct, frozen=True, eq=False):
@@ -53,6 +56,7 @@ class ReadItem(msgspec.Struct, frozen=True, eq=False):
         settings: what is in force for it.
         caller_hash: by which the caller knows it, or None.
         form: the value with its own options, as it came; None for one without.
+        is_fetched: whether the value is what a URL led to, which was counted as it arrived.
     """
 
     modality: Modality
@@ -61,6 +65,7 @@ class ReadItem(msgspec.Struct, frozen=True, eq=False):
     settings: ItemSettings
     caller_hash: int | None = None
     form: WithOptions | None = None
+    is_fetched: bool = False
 
 
 class ReadRequest(msgspec.Struct, frozen=True, eq=False):

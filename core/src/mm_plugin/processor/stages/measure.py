@@ -7,15 +7,12 @@ from typing import Any
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.identity.keys import source_key
-from mm_plugin.media.audio import AudioSource
-from mm_plugin.media.declared import check_declared_format
-from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.source import MediaSource
 from mm_plugin.media.types import Sampling, VideoSize
-from mm_plugin.media.video import GivenFrames
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
 from mm_plugin.processor.stages.given import accept, is_given
+from mm_plugin.processor.stages.sources import open_item, size_of
 
 
 class AuthorRules:
@@ -31,21 +28,6 @@ class AuthorRules:
     def sampling_rate(self) -> int:
         """See `Author.sampling_rate`."""
         return self._author.sampling_rate(self._options)
-
-
-def open_item(model: OpenModel, item: ReadItem) -> MediaSource:
-    """A media input, opened; what its own options and declarations say is compared with what it is.
-
-    Raises:
-        RequestError: it cannot be opened, or is not what a client declared.
-    """
-    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
-    if item.form is not None:
-        if isinstance(source, AudioSource) and item.form.format is not None:
-            check_declared_format(source.head, item.form.format, f"{item.form.path}.format")
-        if isinstance(source, GivenFrames) and source.sampled:
-            model.item_options.check_sampling(item.form, item.modality, item.path)
-    return source
 
 
 def measure(
@@ -65,9 +47,10 @@ def measure(
     """
     if is_given(item.value):
         return accept(model, facts, item)
-    began = time.perf_counter()
+    began, is_new = time.perf_counter(), False
     if source is None:
-        source = open_item(model, item)
+        source = open_item(model, item, facts.intake)
+        is_new = True
     key = source_key(
         model.spec.name,
         model.spec.output_version,
@@ -97,7 +80,8 @@ def measure(
             seconds=time.perf_counter() - began,
         )
     options = item.settings.options
-    size = source.size(AuthorRules(model, options, item.path))
+    rules = AuthorRules(model, options, item.path)
+    size = size_of(item, source, rules, facts.intake) if is_new else source.size(rules)
     fields, replacement = model.measure(item.modality, size, options, facts.context, item.path)
     return MeasuredItem(
         item.modality,

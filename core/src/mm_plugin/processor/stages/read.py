@@ -13,6 +13,7 @@ from mm_plugin.media.images import raw_pixels
 from mm_plugin.media.limits import check_request_pixels
 from mm_plugin.media.with_options import WithOptions
 from mm_plugin.processor.arguments import Arguments, in_order
+from mm_plugin.processor.budget import Intake, array_bytes
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, ItemSettings, ReadItem, ReadRequest
 
@@ -124,12 +125,13 @@ def facts_of(
     counts: Mapping[Modality, int],
     arguments: Arguments,
 ) -> Facts:
-    """What the items of a request share; pixels that came as objects are counted before any is touched."""
-    pixels = 0
+    """What the items of a request share; what came as arrays and PIL objects is counted before any is touched."""
+    pixels, intake = 0, Intake(model.settings, counts.get(Modality.AUDIO, 0))
     for item in items:
         pixels += raw_pixels(item.value)
         check_request_pixels(item.path, pixels, model.settings)
-    return Facts(arguments=arguments, context=model.author.context(counts))
+        intake.add_bytes(item.path, array_bytes(item.value))
+    return Facts(arguments=arguments, context=model.author.context(counts), intake=intake)
 
 
 def check_slots(model: OpenModel, modality: Modality, slots: int, given: int) -> None:
