@@ -13,7 +13,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
-from mm_plugin.settings_files import SETTINGS_FILES, find_settings, read_json
+from mm_plugin.settings_files import SETTINGS_FILES, find_settings
 from mm_plugin.spec import ModelSpec
 
 # Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mm_plugin.checkpoint_files import read_json
 from mm_plugin.errors import UsageError
 from mm_plugin.items import Modality
 
@@ -57,23 +57,6 @@ def find_settings(folder: Path, modality: Modality) -> tuple[str, dict[str, Any]
         f"or as {_PARTS[modality]!r} in {_COMBINED}, found none; copy the file from the released checkpoint",
         argument="checkpoint",
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds a JSON object.
-
-    Raises:
-        UsageError: it is missing, or holds anything else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} is missing", argument="checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", argument="checkpoint") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}", argument="checkpoint")
-    return value
 
 
 def _with_pixel_limits(settings: Mapping[str, Any]) -> dict[str, Any]:

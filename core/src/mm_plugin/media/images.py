@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
@@ -194,7 +194,7 @@ class ImageSource:
             fit_transparency(image)
         return image
 
-    def _open_by_pillow(self, file: ImageFile, formats: Sequence[str]) -> Image.Image:
+    def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(file.data), formats=formats)
         except UnidentifiedImageError as error:
