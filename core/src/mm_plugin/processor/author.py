@@ -35,6 +35,7 @@ from mm_plugin.processor.mixins import (
     PreparesBatches,
     ProcessesJointly,
 )
+from mm_plugin.processor.notes import NotedFields
 from mm_plugin.processor.parallel import executor_fault
 from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 
@@ -128,15 +129,17 @@ class Author:
         if not is_sampling(found, size.frames):
             raise self.fault(
                 f"{self.name}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
-                "a finite float64 timestamp for each, and a rate above 0"
+                "a finite float64 timestamp for each, a rate above 0, and notes that are texts"
             )
         sampling: Sampling = found
         return sampling
 
     # ---------------------------------------------------------------- one item
 
-    def layout(self, modality: Modality, size: Any, options: Any, context: Any, path: str) -> Fields:
-        """The model fields of a media input of this size, read-only."""
+    def layout(
+        self, modality: Modality, size: Any, options: Any, context: Any, path: str
+    ) -> tuple[Fields, tuple[str, ...]]:
+        """The model fields of a media input of this size, read-only, and notes on them."""
         fields = self.call("layout", lambda: self.model.layout(modality, size, options, context), path)
         declared = set(self.spec.fields[modality])
         if not isinstance(fields, Mapping) or set(fields) != declared:
@@ -144,7 +147,8 @@ class Author:
             raise self.fault(
                 f"{self.name}.layout returned {found}, the spec declares {sorted(declared)} for {modality.argument}"
             )
-        return {name: frozen(value) for name, value in fields.items()}
+        notes = fields.notes if isinstance(fields, NotedFields) else ()
+        return {name: frozen(value) for name, value in fields.items()}, notes
 
     def replacement(self, fields: Fields, path: str) -> Replacement:
         """The tokens that stand for an item: a one-dimensional run of ids of which at least one takes an embedding."""

@@ -35,6 +35,9 @@ class AcceptsVideos(ABC):
             size: of the whole video.
             options: an `Options`, all resolved.
 
+        Returns:
+            Frames and times; with `notes` where they are chosen otherwise than asked, such as fewer than an option names.
+
         Raises:
             SizeError: no frames of such a video can be used.
         """
