@@ -161,8 +161,8 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     )
     try:
         ids, items = check_joint_output(found, model.spec, list(media))
-    except SpanError as error:
-        raise author.fault(f"{author.name}: {error.message}") from error
+    except SpanError as wrong:
+        raise author.fault(f"{author.name}: {wrong.message}") from wrong
     for item in items:
         for one in media[item.modality]:
             for array in MEDIA_KINDS[item.modality].arrays(one):
