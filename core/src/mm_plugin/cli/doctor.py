@@ -21,7 +21,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.registry.records import PluginRecord
 from mm_plugin.registry.registry import discover
 
-BROKEN = ("failed", "conflict", "incompatible")
+BROKEN = ("failed", "conflict", "incompatible", "shadowed")
 
 
 def doctor(name: str | None, *, as_json: bool, timeout: float) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError
+from mm_plugin.registry.distributions import Distribution, distribution_at_fault
 from mm_plugin.registry.records import OpenedModel, PluginRecord, State
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class Plugin:
     Attributes:
         name: its entry point's name in the group `mm_plugin`.
         module: the hooks module.
-        dist: its distribution, as importlib.metadata gives it.
+        dist: its distribution.
         claims: what its metadata claims, by kind.
         state: as in `PluginRecord`.
         facts: further fields of its record.
@@ -29,7 +30,7 @@ class Plugin:
         opened: what it made of checkpoints, by folder.
     """
 
-    def __init__(self, name: str, module: str, dist: Any) -> None:
+    def __init__(self, name: str, module: str, dist: Distribution) -> None:
         self.name, self.module, self.dist = name, module, dist
         self.claims: dict[str, list[str]] = {}
         self.state: State = "available"
@@ -38,16 +39,15 @@ class Plugin:
         self.services: Mapping[str, Mapping[str, Any]] = {}
         self.opened: dict[str, OpenedModel] = {}
 
-    # The name and the version of a distribution cost one file read each, so discovery does not ask for them.
     @property
     def distribution(self) -> str:
         """Name of the distribution."""
-        return _quietly(lambda: str(self.dist.metadata["Name"] or "unknown"), "unknown")
+        return self.dist.name
 
     @property
     def version(self) -> str:
         """Version of the distribution."""
-        return _quietly(lambda: str(self.dist.metadata["Version"] or "unknown"), "unknown")
+        return self.dist.version
 
     @property
     def label(self) -> str:
@@ -61,8 +61,8 @@ class Plugin:
 
     @property
     def enabled(self) -> bool:
-        """Whether the settings let it be imported."""
-        return self.state != "disabled"
+        """Whether it may be imported: the settings let it, and no other distribution of its name hides it."""
+        return self.state not in ("disabled", "shadowed")
 
     @property
     def disputed(self) -> bool:
@@ -76,10 +76,10 @@ class Plugin:
             distribution=self.distribution,
             version=self.version,
             entry_point=self.module,
-            location=location(self.dist),
+            location=self.dist.location,
             claims={kind: tuple(names) for kind, names in sorted(self.claims.items())},
             state=self.state,
-            report_to=_report_to(self.dist),
+            report_to=self.dist.report_to,
             opened=tuple(self.opened.values()),
             **self.facts,
         )
@@ -131,36 +131,20 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
         where = plugin.where(error)
         place = f" [{where}]" if where else ""
         raise kind(
-            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}", **plugin.owner
+            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}{metadata_at_fault(error)}",
+            **plugin.owner,
         ) from error
+
+
+def metadata_at_fault(error: BaseException) -> str:
+    """Words that name the distribution whose metadata made the code fail that raised this; empty where that is not the reason."""
+    dist = distribution_at_fault(error)
+    return "" if dist is None else f" (the metadata of another distribution cannot be read: {dist.label}, {dist.place})"
 
 
 def text_of(error: BaseException) -> str:
     """An exception's message, or the name of its class if the message is empty or cannot be read."""
     return _quietly(lambda: str(error), "") or type(error).__name__
-
-
-def location(dist: Any) -> str:
-    """The folder of a distribution."""
-    return _quietly(lambda: str(dist.locate_file("")), "unknown")
-
-
-def _report_to(dist: Any) -> str | None:
-    """Where the authors take reports: an issue tracker, a home page, or an address."""
-    try:
-        urls = dict(entry.split(",", 1) for entry in dist.metadata.get_all("Project-URL") or () if "," in entry)
-    except Exception:
-        return None
-    urls = {label.strip().lower(): url.strip() for label, url in urls.items()}
-    for word in ("issue", "bug", "tracker", "support", "home", "source", "repo"):
-        for label, url in urls.items():
-            if word in label:
-                return str(url)
-    for name in ("Home-page", "Author-email", "Maintainer-email", "Author"):
-        value = dist.metadata.get(name)
-        if value:
-            return str(value)
-    return None
 
 
 def _quietly(read: Callable[[], str], default: str) -> str:
