@@ -26,6 +26,7 @@ from mm_plugin.errors import (
 from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
+from mm_plugin.metadata import in_words
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import (
     AcceptsAudio,
@@ -86,7 +87,9 @@ class Author:
             raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error
         except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
             where = f" on {path}" if path else ""
-            raise self.fault(f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}") from error
+            raise self.fault(
+                f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}{in_words(error)}"
+            ) from error
 
     @contextlib.contextmanager
     def identified(self, what: str) -> Iterator[None]:

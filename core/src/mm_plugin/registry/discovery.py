@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from mm_plugin.errors import UsageError
@@ -152,7 +153,9 @@ def _read_plugins(catalog: Catalog) -> list[Plugin]:
     known: dict[str, set[tuple[str, str]]] = {}
     for dist in find_distributions(lambda group: group == PLUGINS or is_claim(group), catalog.notice):
         seen = known.setdefault(dist.key, set())
-        found = _plugins_of(catalog, dist, [entry for entry in dist.entries if (entry.group, entry.name) not in seen])
+        found = _plugins_of(catalog, dist)
+        if dist.hidden_by is not None:
+            found = [plugin for plugin in found if _hides_something(plugin, seen)]
         seen.update((entry.group, entry.name) for entry in dist.entries)
         for plugin in found:
             if dist.hidden_by is not None:
@@ -167,11 +170,21 @@ def _read_plugins(catalog: Catalog) -> list[Plugin]:
     return plugins
 
 
-def _plugins_of(catalog: Catalog, dist: Distribution, entries: Iterable[Entry]) -> list[Plugin]:
+def _hides_something(plugin: Plugin, seen: AbstractSet[tuple[str, str]]) -> bool:
+    """Whether a plugin of a hidden distribution claims what no other one of its name does; it keeps those claims alone."""
+    claims = {
+        kind: [name for name in names if (CLAIM_GROUPS[kind].entry_points, name) not in seen]
+        for kind, names in plugin.claims.items()
+    }
+    plugin.claims = {kind: names for kind, names in claims.items() if names}
+    return bool(plugin.claims) or (PLUGINS, plugin.name) not in seen
+
+
+def _plugins_of(catalog: Catalog, dist: Distribution) -> list[Plugin]:
     """A plugin for each entry point in the group of plugins, with the claims of its distribution for the same module."""
     plugins: list[Plugin] = []
     claims: list[tuple[ClaimGroup, Entry]] = []
-    for entry in entries:
+    for entry in dist.entries:
         if entry.group == PLUGINS:
             plugins.append(Plugin(entry.name, entry.value, dist))
         elif (group := group_of(entry.group)) is not None:

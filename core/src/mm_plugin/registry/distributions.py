@@ -130,23 +130,6 @@ def find_distributions(wanted: Callable[[str], bool], notice: Callable[[str], No
     return kept
 
 
-def distribution_at_fault(error: BaseException) -> Distribution | None:
-    """The distribution whose metadata could not be read when whoever raised this asked for it; None if that is not the reason.
-
-    A library that looks for its own plugins reads the entry points of every distribution, so that one broken file makes the
-    import of any other package fail.
-    """
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        module = trace.tb_frame.f_globals.get("__name__", "")
-        inside = module.partition(".")[0] == "importlib_metadata" or module.startswith("importlib.metadata")
-        if inside and hasattr(owner, "read_text") and hasattr(owner, "locate_file"):
-            found = owner
-        trace = trace.tb_next
-    return None if found is None else Distribution(found)
-
-
 def _on_path(notice: Callable[[str], None]) -> Iterator[Distribution]:
     """Every distribution, each once, though its folder may be on the path twice."""
     seen: set[str] = set()

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from mm_plugin.errors import PluginLoadError, SpecError
+from mm_plugin.metadata import broken_metadata, in_words
 from mm_plugin.registry.claims import CLAIM_GROUPS, check_claims
-from mm_plugin.registry.distributions import distribution_at_fault
-from mm_plugin.registry.plugin import Plugin, metadata_at_fault, text_of, translate_errors
+from mm_plugin.registry.plugin import Plugin, text_of, translate_errors
 from mm_plugin.registry.records import Refusal
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def record_failure(plugin: Plugin, stage: str, error: BaseException, seconds: fl
         stage=stage,
         code=code,
         error_type=None if found_by_us else type(error).__name__,
-        error=text_of(error) + metadata_at_fault(error),
+        error=text_of(error) + in_words(error),
         where=plugin.where(error),
         missing=missing,
         hint=hint or f"mm-plugin doctor {plugin.name}",
@@ -171,7 +171,7 @@ def record_failure(plugin: Plugin, stage: str, error: BaseException, seconds: fl
 def _diagnose(plugin: Plugin, stage: str, error: BaseException) -> tuple[str, str | None, str | None]:
     """(code, hint, missing module or distribution) of what went wrong."""
     code, hint, missing = "import_error", None, None
-    broken = distribution_at_fault(error)
+    broken = broken_metadata(error)
     if broken is not None:
         code, hint = "unreadable_metadata", f"pip install --force-reinstall {broken.name}"
     elif isinstance(error, Refusal):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError
-from mm_plugin.registry.distributions import Distribution, distribution_at_fault
+from mm_plugin.metadata import in_words
+from mm_plugin.registry.distributions import Distribution
 from mm_plugin.registry.records import OpenedModel, PluginRecord, State
 
 if TYPE_CHECKING:
@@ -131,15 +132,9 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
         where = plugin.where(error)
         place = f" [{where}]" if where else ""
         raise kind(
-            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}{metadata_at_fault(error)}",
+            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}{in_words(error)}",
             **plugin.owner,
         ) from error
-
-
-def metadata_at_fault(error: BaseException) -> str:
-    """Words that name the distribution whose metadata made the code fail that raised this; empty where that is not the reason."""
-    dist = distribution_at_fault(error)
-    return "" if dist is None else f" (the metadata of another distribution cannot be read: {dist.label}, {dist.place})"
 
 
 def text_of(error: BaseException) -> str:

@@ -188,7 +188,7 @@ class Registry:
             architecture: try this in place of the config's own.
             plugin: name of the plugin to use; settles a conflict.
             fallback: when the fallback serves a model: `unclaimed`, where no installed plugin claims it; `always`, also where
-                every plugin that claims it is disabled, broken or in conflict; or `never`.
+                every plugin that claims it is disabled, broken, shadowed or in conflict; or `never`.
 
         Raises:
             NoModelError: nothing serves it; carries the record of every plugin.
