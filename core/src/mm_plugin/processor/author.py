@@ -35,6 +35,7 @@ from mm_plugin.processor.mixins import (
     Fields,
     PreparesBatches,
     ProcessesJointly,
+    required_mixins,
 )
 from mm_plugin.processor.notes import NotedFields
 from mm_plugin.processor.parallel import executor_fault
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 _MAX_RATE = 1_000_000  # Hz; far above any audio, and small enough for every formula
-_MIXINS = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
 
 
 class Author:
@@ -66,11 +66,10 @@ class Author:
     def __init__(self, model: ModelProcessor, spec: ModelSpec, owner: Mapping[str, str]) -> None:
         self.model, self.spec, self.owner = model, spec, owner
         self.name = type(model).__name__
-        for modality, mixin in _MIXINS.items():
-            if modality in spec.modalities and not isinstance(model, mixin):
-                raise self.fault(
-                    f"{spec.name} declares {modality.argument}, so {self.name} must subclass {mixin.__name__}"
-                )
+        for mixin in required_mixins(spec.modalities):
+            if not isinstance(model, mixin):
+                served = ", ".join(modality.argument for modality in spec.modalities)
+                raise self.fault(f"{spec.name} declares {served}, so {self.name} must subclass {mixin.__name__}")
         self._positions = spec.load("positions")
 
     def fault(self, message: str) -> ProcessorError:

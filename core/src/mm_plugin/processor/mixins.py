@@ -116,6 +116,12 @@ class AcceptsPrecomputed(ABC):
         """
 
 
+def required_mixins(modalities: Sequence[Modality]) -> tuple[type, ...]:
+    """The mixins that a processor needs for the modalities of its spec."""
+    needed = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
+    return tuple(needed[modality] for modality in modalities if modality in needed)
+
+
 class ProcessesJointly(ABC):
     """For processors some of whose models take a request's media only together, because one changes what becomes of another.
 

@@ -21,6 +21,7 @@ import importlib_metadata
 from mm_plugin.errors import PluginLoadError, SpecError
 from mm_plugin.metadata import broken_metadata, in_words
 from mm_plugin.registry.claims import CLAIM_GROUPS, check_claims
+from mm_plugin.registry.contracts import contract_faults
 from mm_plugin.registry.plugin import Plugin, text_of, translate_errors
 from mm_plugin.registry.records import Refusal
 
@@ -31,24 +32,6 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 logger = logging.getLogger("mm_plugin")
-
-# What each reference of a `ModelSpec` must name: a subclass of this class, or, where it is None, anything that can be called.
-REFERENCES: Mapping[str, str | None] = {
-    "processor": "mm_plugin.processor.model:ModelProcessor",
-    "encoder": "mm_plugin.encoder.base:Encoder",
-    "padding": None,
-    "positions": None,
-    "tokenizer": None,
-    "embed": None,
-    "demo": "mm_plugin.demo.base:Demo",
-    "specialize": None,
-}
-
-
-def import_reference(reference: str) -> Any:
-    """What a `"module:Name"` string names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 # -------------------------------------------------------------------- one plugin
@@ -120,23 +103,18 @@ def load_reference(plugin: Plugin, spec: ModelSpec, field: str) -> Any:
     Args:
         plugin: whose spec it is.
         spec: the declaration.
-        field: a key of `REFERENCES`, whose value is not None in the spec.
+        field: a key of `CONTRACTS`, whose value is not None in the spec.
 
     Raises:
-        PluginLoadError: it cannot be imported, or is something else.
+        PluginLoadError: it cannot be imported, or is not what the core can call; the message says all that is wrong with it.
     """
-    reference, expected = getattr(spec, field), REFERENCES[field]
+    reference = getattr(spec, field)
     with translate_errors(plugin, PluginLoadError, f"{spec.name} names {field} {reference!r}, which cannot be loaded"):
         found = spec.load(field)
-    if expected is None:
-        if not callable(found):
-            raise PluginLoadError(f"{plugin.label}: {field} {reference!r} must be callable", **plugin.owner)
-        return found
-    base = import_reference(expected)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise PluginLoadError(
-            f"{plugin.label}: {field} {reference!r} must be a subclass of mm_plugin's {base.__name__}", **plugin.owner
-        )
+    with translate_errors(plugin, PluginLoadError, f"{field} {reference!r} cannot be examined"):
+        faults = contract_faults(spec, field, found)
+    if faults:
+        raise PluginLoadError(f"{plugin.label}: {field} {reference!r} {'; '.join(faults)}", **plugin.owner)
     return found
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.registry.claims import CLAIM_GROUPS, STORES, ClaimGroup
-from mm_plugin.registry.loading import import_reference, load
+from mm_plugin.registry.contracts import import_reference
+from mm_plugin.registry.loading import load
 from mm_plugin.registry.plugin import translate_errors
 
 if TYPE_CHECKING:
