@@ -229,7 +229,7 @@ CASES: dict[str, tuple[str, str, str, str | None]] = {
     "a wrapped method": (
         "processor",
         (
-            "def wrap(function):\n    @functools.wraps(function)\n    def inner(*a, **k): return function(*a, **k)\n    return inner\n"
+            "def wrap(function):\n    @functools.wraps(function)\n    def inner(*a, **k): ...\n    return inner\n"
             "class It(Base):\n    @wrap\n    def prepare(self, decoded, layout, options): ...\n"
         ),
         "IMAGE",

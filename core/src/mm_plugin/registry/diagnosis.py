@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mm_plugin.errors import PluginLoadError
 from mm_plugin.registry.contracts import CONTRACTS
 from mm_plugin.registry.loading import load_named, load_reference, record_failure
+from mm_plugin.runtime import waiting
 
 if TYPE_CHECKING:
     from mm_plugin.registry.discovery import Catalog
@@ -26,15 +27,15 @@ def check_plugin(catalog: Catalog, name: str) -> PluginRecord:
         UsageError: no installed plugin has this name.
         PluginLoadError: with `strict`, when it is broken.
     """
-    with catalog.lock:
-        plugin = load_named(catalog, name)
+    plugin = load_named(catalog, name)
+    with waiting(plugin.importing, catalog.closed):
         if plugin.state == "loaded":
             began = time.perf_counter()
             errors = _faulty_references(plugin)
             seconds = time.perf_counter() - began
             if errors:
                 first, *others = errors
-                record_failure(plugin, "classes", first.__cause__ or first, seconds)
+                record_failure(catalog, plugin, "classes", first.__cause__ or first, seconds)
                 said = [plugin.facts["error"], *(error.message.removeprefix(f"{plugin.label}: ") for error in others)]
                 plugin.facts["error"] = "; ".join(said)
                 if catalog.settings.strict:

@@ -37,8 +37,9 @@ class Catalog:
 
     Attributes:
         settings: which plugins are enabled, and whether the first fault is raised.
-        lock: held while a plugin is imported and while its state changes. Apart from a plugin's own code, nothing that takes
-            another lock runs under it.
+        lock: held for moments, while the state of a plugin is read or changed; no code of a plugin runs under it, and nothing
+            that takes another lock.
+        closed: set when the registry is closed; whoever waits for an import then waits no longer.
         plugins: every installed plugin, sorted by name.
         notices: faults that belong to no plugin, one line each.
     """
@@ -46,6 +47,7 @@ class Catalog:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lock = threading.RLock()
+        self.closed = threading.Event()
         self.plugins: list[Plugin] = []
         self.notices: tuple[str, ...] = ()
         self._claims: dict[tuple[str, str], list[Plugin]] = {}
@@ -103,7 +105,9 @@ class Catalog:
         """Add plugins with their claims."""
         self.plugins = sorted([*self.plugins, *plugins], key=lambda plugin: (plugin.name, plugin.module))
         self._claims = {}
+        locks: dict[str, threading.RLock] = {}
         for plugin in self.plugins:
+            plugin.importing = locks.setdefault(plugin.package, plugin.importing)
             for kind, names in plugin.claims.items():
                 for name in names:
                     self._claims.setdefault((kind, name), []).append(plugin)

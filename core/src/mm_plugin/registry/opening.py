@@ -66,11 +66,10 @@ def open_encoder(
 
 def load_declared(catalog: Catalog, name: str, field: str) -> Any:
     """The class that the specs of a plugin name in a field; see `Registry.load_declared`."""
-    with catalog.lock:
-        plugin = load_named(catalog, name)
-        if plugin.state != "loaded":
-            raise plugin.load_error()
-        spec = next((spec for spec in plugin.specs if getattr(spec, field) is not None), None)
+    plugin = load_named(catalog, name)
+    if plugin.state != "loaded":
+        raise plugin.load_error()
+    spec = next((spec for spec in plugin.specs if getattr(spec, field) is not None), None)
     return None if spec is None else load_reference(plugin, spec, field)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class Plugin:
     """One installed plugin; `record()` is what others see of it. Final; changed under the catalog's lock only.
 
+    Its code runs under `importing`, never under the catalog's lock: an import that hangs is waited for by those alone who need it.
+
     Attributes:
         name: its entry point's name in the group `mm_plugin`.
         module: the hooks module.
@@ -29,6 +32,8 @@ class Plugin:
         specs: the models that it declares, once it is loaded.
         services: its services by kind and name, once it is loaded.
         opened: what it made of checkpoints, by folder.
+        importing: held while it is imported; plugins of one top-level package have one, since a failed import removes what it
+            left of the package.
     """
 
     def __init__(self, name: str, module: str, dist: Distribution) -> None:
@@ -39,6 +44,7 @@ class Plugin:
         self.specs: tuple[ModelSpec, ...] = ()
         self.services: Mapping[str, Mapping[str, Any]] = {}
         self.opened: dict[str, OpenedModel] = {}
+        self.importing = threading.RLock()
 
     @property
     def distribution(self) -> str:
@@ -104,9 +110,14 @@ class Plugin:
                 last = f"{frame.f_code.co_filename}:{line}"
         return last
 
+    @property
+    def package(self) -> str:
+        """Its top-level package."""
+        return self.module.partition(".")[0]
+
     def holds(self, module: str) -> bool:
         """Whether a module, given by its full name, belongs to the plugin's top-level package."""
-        return module.partition(".")[0] == self.module.partition(".")[0]
+        return module.partition(".")[0] == self.package
 
 
 @contextlib.contextmanager
