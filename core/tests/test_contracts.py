@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, str, str, str | None]] = {
         "IMAGE",
         "must have Options",
     ),
-    "options that are no struct": ("processor", "class It(Base):\n    Options = dict\n", "IMAGE", "must have Options"),
+    "options of another kind": ("processor", "class It(Base):\n    Options = dict\n", "IMAGE", "must have Options"),
     "options that are an object": (
         "processor",
         "class It(Base):\n    Options = BaseOptions()\n",

@@ -96,7 +96,7 @@ def test_what_sample_and_layout_say_reaches_the_item_and_the_observers_found_or_
         identities.append([item.identity for item in output.mm_items])
     assert processor.cache_stats.hits == 3
     assert identities[0] == identities[1]
-    # Notes are no part of the identity, and no model field.
+    # Notes are neither a part of the identity nor a model field.
     plain = open_words(PlainToy, SPEC).process(PROMPT, **media())
     assert [item.identity for item in plain.mm_items] == identities[0]
     assert [item.model_specific_data for item in plain.mm_items] == [i.model_specific_data for i in output.mm_items]

@@ -118,10 +118,10 @@ class ThreadPreparer:
 
 
 def check_tasks(wanted: ModelRef, tasks: Any) -> None:
-    """Refuse what is no list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
+    """Refuse anything but a list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
 
     Raises:
-        UsageError: one is none, or another model's.
+        UsageError: an entry is not a task, or is another model's.
     """
     for task in tasks if is_list(tasks) else [tasks]:
         model = getattr(task, "model", None) if isinstance(task, PrepareTask | JointTask) else None

@@ -312,7 +312,7 @@ class Processor:
             A `Prepared` (a `JointPrepared` for a `JointTask`) or the error of each task, in order.
 
         Raises:
-            UsageError: a task is none, or one of another model; its checkpoint may lie in another folder here.
+            UsageError: an entry is not a task, or is one of another model; its checkpoint may lie in another folder here.
         """
         check_tasks(self._opened.ref, tasks)
         with translate_errors(self._opened.author, self._runtime.check_open):

@@ -101,7 +101,7 @@ def _option_faults(cls: type) -> Iterator[str]:
 
 
 def _method_faults(cls: type) -> Iterator[str]:
-    """Methods that are no methods, or cannot be called as the abstract ones that they override."""
+    """Methods that are something else, or cannot be called as the abstract ones that they override."""
     for name, declared in _declared_methods(cls).items():
         if name in getattr(cls, "__abstractmethods__", ()):
             continue

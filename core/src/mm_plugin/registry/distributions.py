@@ -136,7 +136,7 @@ def _on_path(notice: Callable[[str], None]) -> Iterator[Distribution]:
     try:
         for found in importlib_metadata.distributions():
             distribution = Distribution(found)
-            # pip marks with a tilde what it removes; an interrupted removal leaves it.
+            # pip renames what it removes, with a tilde in front; an interrupted removal leaves it.
             if distribution.place not in seen and not Path(distribution.place).name.startswith("~"):
                 seen.add(distribution.place)
                 yield distribution
