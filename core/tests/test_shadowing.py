@@ -223,6 +223,28 @@ def test_the_command_shows_it(command: list[str], site: Any, earlier: Path) -> N
         assert str(place) in done.stdout
 
 
+@pytest.mark.parametrize("on_path", [False, True], ids=["beside the path", "on the path"])
+def test_doctor_sees_what_the_command_itself_sees(on_path: bool, site: Any, tmp_path: Path) -> None:
+    """A folder in which somebody stands, such as that of the sources, is no part of the path of an installed command."""
+    install(site)
+    folder = tmp_path / "sources"
+    stale(folder, "good_dist.egg-info")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MM_PLUGIN_", "PYTHON"))}
+    start = ["-m", "mm_plugin.cli"] if on_path else ["-P", "-m", "mm_plugin.cli"]
+    for command in (["list", "--json"], ["doctor", "good", "--json"]):
+        done = subprocess.run(
+            [sys.executable, *start, *command],
+            env={**kept, "PYTHONPATH": str(site.folder)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        (found,) = [record for record in json.loads(done.stdout)["plugins"] if record["name"] == "good"]
+        assert (found["code"] == "shadowed") is on_path
+
+
 # ---------------------------------------------------------------- metadata that cannot be read
 
 TORN: dict[str, bytes] = {

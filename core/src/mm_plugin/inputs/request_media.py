@@ -122,7 +122,7 @@ class RequestMedia:
         embeddings stay: there is no other way to them.
 
         Raises:
-            UsageError: the request has ended, or `computed` is no whole number.
+            UsageError: the request has ended, or `computed` is not a whole number.
         """
         with self._order:
             self._check_open()
