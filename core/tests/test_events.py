@@ -20,6 +20,7 @@ from mm_plugin.events import (
     ItemDropped,
     ItemFailed,
     ItemKeyed,
+    MediaNote,
     Observers,
     RequestFailed,
     RequestProcessed,
@@ -38,6 +39,7 @@ EVENTS = [
     RequestFailed(plugin="p", code="media", path="images[0]", error="no", elapsed_ms=0.5),
     HashIgnored(path="mm_hashes", why="c"),
     ItemDropped(path="images[0]", why="c"),
+    MediaNote(path="images[0]", modality="image", note="n"),
 ]
 
 

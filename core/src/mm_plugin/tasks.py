@@ -12,7 +12,8 @@ import numpy as np
 
 from mm_plugin.arrays import storage_bytes
 from mm_plugin.errors import PluginError, RequestError, UsageError
-from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat
+from mm_plugin.events import MediaNote
+from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat, are_notes
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
 
@@ -59,6 +60,7 @@ class PrepareTask(msgspec.Struct, frozen=True, eq=False):
         fields: what `layout` returned.
         replacement: the tokens that stand for it.
         salt: separates tenants.
+        notes: what `sample` and `layout` said of it.
     """
 
     model: ModelRef
@@ -70,6 +72,7 @@ class PrepareTask(msgspec.Struct, frozen=True, eq=False):
     fields: Mapping[str, Any]
     replacement: Replacement
     salt: str | bytes | None = None
+    notes: tuple[str, ...] = ()
 
 
 class JointTask(msgspec.Struct, frozen=True, eq=False):
@@ -103,6 +106,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         format: in which form it came.
         embeddings: embeddings that came with it, in place of the feature.
         seconds: how long the preparation took.
+        notes: those of its task, and what decoding it added.
     """
 
     fields: Mapping[str, Any]
@@ -112,18 +116,19 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     format: MultimodalInputFormat = MultimodalInputFormat.NORMAL
     embeddings: Any = None
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it keeps alive: of whole arrays and storages, also where it holds a view of them."""
         held = (self.feature, self.embeddings, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
-        return sum(map(storage_bytes, held))
+        return sum(map(storage_bytes, held)) + sum(map(len, self.notes))
 
     def is_complete(self) -> bool:
         """See `Result.is_complete`."""
         identity = isinstance(self.identity, bytes) and len(self.identity) == 32
         made = self.feature is not None or self.embeddings is not None
-        return identity and made and isinstance(self.seconds, numbers.Real)
+        return identity and made and are_notes(self.notes) and isinstance(self.seconds, numbers.Real)
 
 
 def is_prepared(value: Any) -> bool:
@@ -140,11 +145,13 @@ class JointPrepared(msgspec.Struct, frozen=True, eq=False):
         ids: [N] int64, the expanded prompt.
         items: one for each modality, with spans and identity.
         seconds: how long the preparation took.
+        notes: what is served otherwise than asked, of each media input and of all media of a modality together.
     """
 
     ids: np.ndarray
     items: Sequence[MultimodalDataItem]
     seconds: float
+    notes: Sequence[MediaNote] = ()
 
     def is_complete(self) -> bool:
         """See `Result.is_complete`."""
@@ -152,7 +159,9 @@ class JointPrepared(msgspec.Struct, frozen=True, eq=False):
         items = isinstance(self.items, list | tuple) and all(
             isinstance(item, MultimodalDataItem) for item in self.items
         )
-        return ids and items and isinstance(self.seconds, float)
+        notes = isinstance(self.notes, list | tuple) and all(isinstance(note, MediaNote) for note in self.notes)
+        timed = isinstance(self.seconds, float)
+        return ids and items and timed and notes and all(are_notes(item.notes) for item in self.items)
 
 
 class Result(Protocol):
@@ -169,7 +178,7 @@ class Preparer(Protocol):
         """A `Prepared` (a `JointPrepared` for a `JointTask`) or the task's error for each task, in order.
 
         A task that fails leaves the others as they are. What is raised is a fault of the preparer itself. Of a `Prepared`, the
-        feature, its identity and the seconds are used; fields and replacement are the task's own.
+        feature, its identity, the seconds and the notes are used; fields and replacement are the task's own.
         """
 
 

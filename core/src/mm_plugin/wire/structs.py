@@ -11,6 +11,7 @@ import numpy as np
 from mm_plugin import errors
 from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MMPluginError, PluginError, RequestError, UsageError
+from mm_plugin.events import MediaNote
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.inputs.processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, SpecialTokens
 from mm_plugin.items import (
@@ -19,6 +20,7 @@ from mm_plugin.items import (
     Modality,
     MultimodalDataItem,
     MultimodalInputFormat,
+    are_notes,
     checked_spans,
 )
 from mm_plugin.media.types import AudioSize, SampledVideo, Size
@@ -45,7 +47,7 @@ def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def _each(check: Check, container: type = list) -> Check:
+def _each(check: Check, container: type | tuple[type, ...] = list) -> Check:
     return lambda value: isinstance(value, container) and all(check(part) for part in value)  # type: ignore[attr-defined]
 
 
@@ -170,6 +172,7 @@ RULES: Mapping[str, StructRule] = {
             "identity": _or_none(_bytes(32)),
             "pad_values": _or_none(_sentinels),
             "attention": lambda value: value in get_args(Attention),
+            "notes": are_notes,
         },
     ),
     "special_tokens": StructRule(
@@ -211,11 +214,19 @@ RULES: Mapping[str, StructRule] = {
             "format": _of(MultimodalInputFormat),
             "embeddings": _dense_or_none,
             "seconds": _number,
+            "notes": are_notes,
         },
     ),
     "joint_prepared": StructRule(
-        JointPrepared, {"ids": _ids, "items": _each(_of(MultimodalDataItem)), "seconds": _number}
+        JointPrepared,
+        {
+            "ids": _ids,
+            "items": _each(_of(MultimodalDataItem)),
+            "seconds": _number,
+            "notes": _each(_of(MediaNote), (list, tuple)),
+        },
     ),
+    "note": StructRule(MediaNote, {"path": _text, "modality": _text, "note": _text}),
     "encoded": StructRule(
         Encoded, {"embeddings": is_tensor, "deepstack": _or_none(is_tensor), "kept": _or_none(is_tensor)}
     ),

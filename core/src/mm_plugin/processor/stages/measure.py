@@ -82,7 +82,7 @@ def measure(
     options = item.settings.options
     rules = AuthorRules(model, options, item.path)
     size = size_of(item, source, rules, facts.intake) if is_new else source.size(rules)
-    fields, replacement = model.measure(item.modality, size, options, facts.context, item.path)
+    fields, replacement, notes = model.measure(item.modality, size, options, facts.context, item.path)
     return MeasuredItem(
         item.modality,
         item.path,
@@ -94,4 +94,5 @@ def measure(
         size=size,
         fields=fields,
         seconds=time.perf_counter() - began,
+        notes=notes,
     )
