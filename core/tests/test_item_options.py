@@ -383,7 +383,7 @@ def test_base64_is_never_a_path_and_a_path_is_never_base64(open_model: Open, roo
 
 
 def test_a_url_with_options_is_fetched(open_model: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fetch_async(value: str, path: str, settings: Any) -> bytes:
+    async def fetch_async(*_: Any) -> bytes:
         return toy.png()
 
     monkeypatch.setattr("mm_plugin.media.http.fetch_async", fetch_async)

@@ -30,6 +30,7 @@ class ImageFile(msgspec.Struct, frozen=True, eq=False):
         data: the file, or what of it is decoded.
         levels: of a TIFF, how its gray levels of more than 8 bits are read.
         palette: of a TIFF, its palette in place of the one that Pillow reads; None elsewhere.
+        frame: of a GIF, the part of its screen that its frame covers: left, top, right, bottom; None elsewhere.
         is_bitmap: whether its pixels are those of a Windows bitmap, in a file of its own or in an icon.
         notes: what else the file holds.
     """
@@ -37,6 +38,7 @@ class ImageFile(msgspec.Struct, frozen=True, eq=False):
     data: bytes
     levels: tiff.Levels = tiff.Levels()
     palette: bytes | None = None
+    frame: tuple[int, int, int, int] | None = None
     is_bitmap: bool = False
     notes: tuple[str, ...] = ()
 

@@ -27,7 +27,7 @@ from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_files import ImageFile, format_of, read_file
 from mm_plugin.media.image_headers import inner_sizes
-from mm_plugin.media.jpeg import load_jpeg
+from mm_plugin.media.jpeg import load_jpeg, precision_of
 from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmasked
 from mm_plugin.media.pixels import (
     TURNED,
@@ -201,6 +201,9 @@ class ImageSource:
             name = format_of(file.data)
             if name is None:
                 raise
+            bits = precision_of(file.data) if name == "JPEG" else None
+            if bits not in (None, 8):
+                raise MediaError(f"the JPEG has samples of {bits} bits; convert it to 8 bits", reason="mode") from error
             raise MediaError(f"the {name} file is corrupted", reason="broken") from error
         except OSError as error:
             if format_of(file.data) is None:  # text that happens to begin like a bitmap

@@ -16,6 +16,7 @@ from PIL import Image
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # none of those that stand within the data of a scan
 _SCAN, _END, _RESERVED, _RESTART = 0xDA, 0xD9, 0x01, 0xD0
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # with Huffman codes; data of arithmetic codes may end in implied zeros
 _COEFFICIENTS = 64
 _MOST_SEGMENTS = 4096  # that are followed; encoders write some dozens
@@ -52,6 +53,14 @@ def load_jpeg(image: Image.Image, data: bytes) -> Image.Image:
             raise
         return whole
     return image
+
+
+def precision_of(data: bytes) -> int | None:
+    """Bits of a sample, as the first frame's header says; None where no header is found."""
+    for kind, start, end in itertools.islice(_segments(data), _MOST_SEGMENTS):
+        if kind in _FRAMES and end > start:
+            return data[start]
+    return None
 
 
 def _tails(data: bytes, start: int) -> Iterator[bytes]:

@@ -34,9 +34,10 @@ _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 def of_opened(image: Image.Image) -> ImageFile:
     """What is known of an image that the caller opened, whose file is not at hand."""
-    is_bitmap = image.format in ("BMP", "DIB")
+    if isinstance(image, GifImageFile):
+        return ImageFile(b"", frame=image.dispose_extent)
     if not isinstance(image, TiffImageFile):
-        return ImageFile(b"", is_bitmap=is_bitmap)
+        return ImageFile(b"", is_bitmap=image.format in ("BMP", "DIB"))
     tags = tags_of(image)
     return ImageFile(b"", levels_of(tags), short_palette(tags))
 
@@ -87,7 +88,7 @@ def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
         image.palette = ImagePalette.raw("RGB;L", file.palette)
     if file.is_bitmap and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # programs that know no alpha leave its byte at 0
-    frame = image.dispose_extent if isinstance(image, GifImageFile) else None
+    frame = image.dispose_extent if isinstance(image, GifImageFile) else file.frame
     if frame is not None and frame != (0, 0, *image.size):
         # What the frame leaves open is not the file's background color, which no viewer shows.
         left, top, right, bottom = frame

@@ -245,6 +245,7 @@ RULES: Mapping[str, StructRule] = {
             "indices": _ids,
             "timestamps": _array(np.float64, None),
             "fps": _number,
+            "notes": are_notes,
         },
     ),
     "audio_size": StructRule(AudioSize, {"num_samples": _count, "sampling_rate": _count}),
