@@ -34,11 +34,13 @@ from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet
 
 _MOST_RATE = 768_000  # Hz; the fastest converters that are sold
 _PIECE = 1 << 16  # samples that are resampled together
+_MOST_PLANES = 8
 _CUT_PACKETS = 8  # at each end of a recording, which may begin and end within a frame
 # Full scale of whole numbers, and the level of silence.
 _SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0), "i8": (9223372036854775808.0, 0.0)}
@@ -260,7 +262,9 @@ def _audios(container: InputContainer, track: AudioTrack, notes: list[str]) -> I
         try:
             decoded = _pause(packet, track) or packet.decode()
         except lacking as error:
-            raise MediaError("the audio uses a feature that the decoder lacks; convert it to FLAC", reason="codec") from error
+            raise MediaError(
+                "the audio uses a feature that the decoder lacks; convert it to FLAC", reason="codec"
+            ) from error
         except broken as error:
             skipped, last, failure = skipped + 1, last + 1, error
             within = name in BARE_FORMATS or (name in CUT_FORMATS and last <= _CUT_PACKETS)
@@ -277,7 +281,7 @@ def _audios(container: InputContainer, track: AudioTrack, notes: list[str]) -> I
         notes.append(f"left out what could not be decoded: {packets}")
 
 
-def _pause(packet: Packet, track: AudioTrack) -> list[AudioFrame]:
+def _pause(packet: Packet[AudioStream], track: AudioTrack) -> list[AudioFrame]:
     """The silence that a packet of AMR stands for where nobody speaks; empty where it holds speech.
 
     FFmpeg's decoders refuse such packets, and what follows would come too early. The noise of a line is not imitated.
@@ -294,12 +298,24 @@ def _pause(packet: Packet, track: AudioTrack) -> list[AudioFrame]:
 
 def _averaged(waveform: AudioFrame) -> np.ndarray:
     """One decoded piece, [num_samples] float32."""
-    floats = _as_floats(waveform.to_ndarray())
     channels = waveform.layout.nb_channels
-    if not waveform.format.is_planar:  # channels follow one another sample by sample
+    packed = _packed(waveform) if waveform.format.is_planar and channels >= _MOST_PLANES else waveform
+    floats = _as_floats(packed.to_ndarray())
+    if not packed.format.is_planar:  # channels follow one another sample by sample
         floats = floats.reshape(-1, channels).T
     averaged: np.ndarray = floats[0] if channels == 1 else floats.mean(axis=0, dtype=np.float32)
     return averaged
+
+
+def _packed(waveform: AudioFrame) -> AudioFrame:
+    """The same samples in one plane. PyAV reads past the end of a list of 8 planes, which is as long as FFmpeg's longest own."""
+    waveform.pts = None
+    form = waveform.format.packed.name
+    packed: AudioFrame
+    (packed,) = (
+        import_av().AudioResampler(format=form, layout=waveform.layout, rate=waveform.sample_rate).resample(waveform)
+    )
+    return packed
 
 
 def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:

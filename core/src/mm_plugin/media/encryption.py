@@ -68,7 +68,9 @@ def encrypted_tracks(container: InputContainer, data: bytes) -> set[int]:
 def _scrambled_pids(data: bytes) -> set[int]:
     """The streams of a transport stream with packets whose payload is scrambled. Source: ISO/IEC 13818-1, section 2.4.3.2."""
     for size in (_TS_PACKET, _TS_PACKET + 4, _TS_PACKET + 16):
-        start = next((at for at in range(min(size, len(data))) if data[at : at + 5 * size : size] == bytes([_SYNC]) * 5), None)
+        start = next(
+            (at for at in range(min(size, len(data))) if data[at : at + 5 * size : size] == bytes([_SYNC]) * 5), None
+        )
         if start is not None:
             break
     else:
