@@ -1,9 +1,9 @@
 """Refuses headers of a few bytes that would make FFmpeg allocate gigabytes or compute for minutes. Judges nothing else.
 
 FFmpeg makes an entry for each sample that a table claims, keeps a structure for each piece of a header, and compares each tag with
-all others. Whether a file can be played is left to FFmpeg. Each format has a module: `mp4_headers`, `matroska_headers`, `riff_headers`,
-`xiph_headers`; what all share is `header_budget`. Formats without a header worth the name (MPEG streams, bare frames of audio, FLV,
-ASF, AU) are bounded by the time that FFmpeg may read: see `media.pyav`.
+all others. Whether a file can be played is left to FFmpeg. Each format has a module (`mp4_headers`, `matroska_headers`,
+`riff_headers`, `xiph_headers`); what all share is `header_budget`. Formats with hardly a header (MPEG streams, bare frames of audio,
+FLV, ASF, AU) are bounded by the time that FFmpeg may read: see `media.pyav`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,16 @@ def without_tags(data: bytes, budget: Budget | None = None) -> bytes:
     ):  # frames of AAC, with tags of a broadcast among them
         return _without_inner_tags(data, budget)
     if data.startswith((b"wvpk", b"TTA1")) and data.startswith(_APE, max(len(data) - _APE_FOOTER, 0)):
-        size = int.from_bytes(data[-_APE_FOOTER + 12 : -_APE_FOOTER + 16], "little")
-        return data[: max(len(data) - max(size, _APE_FOOTER), 4)]
+        return data[: _ape_start(data)]
     return without_riff_tags(data, budget)
+
+
+def _ape_start(data: bytes) -> int:
+    """Where the APE tag begins that ends with the file. Source: APE Tags Header, version 2.000."""
+    footer = data[-_APE_FOOTER:]
+    size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
+    start = len(data) - max(size, _APE_FOOTER) - (_APE_FOOTER if flags >> 31 else 0)
+    return max(start, len(_APE))
 
 
 def _id3_end(data: bytes, at: int) -> int:

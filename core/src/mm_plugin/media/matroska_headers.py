@@ -1,7 +1,7 @@
 """Counts what the header of a Matroska or WebM file makes FFmpeg allocate. Judges nothing else.
 
 FFmpeg keeps a structure for each element of a list, which may have two bytes in the file: tags, chapters, cues, attachments,
-tracks, additions to a block. Lists are searched byte by byte, since FFmpeg looks for the next known element where a file is corrupted.
+tracks, additions to a block. Lists are searched byte by byte, since FFmpeg looks for the next known element in a corrupted file.
 
 Source: RFC 9559, section 5.1.
 """

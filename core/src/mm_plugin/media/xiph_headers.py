@@ -1,6 +1,6 @@
 """Counts the tags in the headers of FLAC and Ogg files, which FFmpeg compares with one another. Judges nothing else.
 
-Source: RFC 9639, section 8; RFC 3533, section 6; Vorbis I, section 5; RFC 7845, section 5.2; Speex manual, section 7.
+Source: RFC 9639, section 8; RFC 3533, section 6; Vorbis I, section 5; RFC 7845, section 5.2.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ _LONGEST_NAME = 240
 # first, so the beginnings of lists are whole.
 _COMMENTS = (b"\x03vorbis", b"\x81theora", b"OpusTags")
 _FLAC = b"\x7fFLAC"
-_SPEEX = b"Speex   "
-_OTHER_OGG = (b"OVP80", b"CELT    ", b"\x80daala", b"\x01video", b"\x01audio", b"\x01Direct Show")
+_OTHER_OGG = (b"Speex   ", b"OVP80", b"CELT    ", b"\x80daala", b"\x01video", b"\x01audio", b"\x01Direct Show")
 _PAGE = 27  # bytes of its header, without the table of segments
-_CONTINUED, _FIRST = 1, 2  # flags
+_CONTINUED = 1  # flag
 
 
 def check_ogg(data: bytes, budget: Budget) -> None:
@@ -26,23 +25,22 @@ def check_ogg(data: bytes, budget: Budget) -> None:
         MediaError: there is one.
     """
     if any(magic in data for magic in _OTHER_OGG):
-        raise MediaError("unsupported codec in Ogg; supported are Vorbis, Opus, FLAC, Speex and Theora", reason="codec")
+        raise MediaError("unsupported codec in Ogg; supported are Vorbis, Opus, FLAC and Theora", reason="codec")
     for magic in _COMMENTS:
         at = data.find(magic)
         while at >= 0:
             budget.take()
             check_comments(data, at + len(magic))
             at = data.find(magic, at + 1)
-    if _FLAC in data or _SPEEX in data:
+    if _FLAC in data:
         _check_unmarked(data, budget)
 
 
 def _check_unmarked(data: bytes, budget: Budget) -> None:
-    """The lists of FLAC and Speex, which have no mark: whatever begins in a page of their headers is taken for one.
+    """The lists of FLAC, which have no mark: whatever begins so in a page of its headers is taken for one.
 
     Headers come before the first page that holds samples, which is the first with a position above 0.
     """
-    speex: set[bytes] = set()
     headers: set[bytes] = set()
     at = data.find(b"OggS")
     while at >= 0:
@@ -50,20 +48,16 @@ def _check_unmarked(data: bytes, budget: Budget) -> None:
         serial, flags = data[at + 14 : at + 18], data[at + 5] if at + 5 < len(data) else 0
         start = at + _PAGE + (data[at + 26] if at + 26 < len(data) else 0)
         packets = _packets(data, at, start)
-        if data.startswith((_FLAC, _SPEEX), start):
+        if data.startswith(_FLAC, start):
             headers.add(serial)
-            speex.update([serial] if data.startswith(_SPEEX, start) else [])
             packets = packets[1:]
         elif flags & _CONTINUED:
             packets = packets[1:]
         if serial in headers:
             for packet, size in packets:
                 budget.take()
-                if size <= 4 * MOST_TAGS:  # a tag has four bytes and more
-                    continue
-                if serial in speex:
-                    check_comments(data, packet)
-                elif data[packet : packet + 1] in (b"\x04", b"\x84"):
+                # A tag has four bytes and more.
+                if size > 4 * MOST_TAGS and data[packet : packet + 1] in (b"\x04", b"\x84"):
                     check_comments(data, packet + 4)
             if int.from_bytes(data[at + 6 : at + 14], "little", signed=True) > 0:
                 headers.discard(serial)
