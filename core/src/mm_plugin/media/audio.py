@@ -112,7 +112,7 @@ class AudioSource:
         with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), FORMATS) as container:
             track = choose_track(container, self._data or b"")
             stream = track.stream
-            if container.format.name in HEADERLESS_FORMATS:
+            if container.format.name in HEADERLESS_FORMATS or not stream.rate:
                 return self._counted(_audios(container, track, []))
             _checked_rate(stream.rate)
             seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
@@ -252,7 +252,9 @@ def _audios(container: InputContainer, track: AudioTrack, notes: list[str]) -> I
         MediaError: a packet is encrypted, or the decoder lacks what the file uses.
         FFmpegError: a packet that may not be passed over cannot be decoded.
     """
-    broken, lacking = import_av().error.InvalidDataError, import_av().error.PatchWelcomeError
+    errors = import_av().error
+    # AC-3 and AAC report a frame whose beginning is broken by numbers that PyAV has no class for.
+    broken, lacking = (errors.InvalidDataError, errors.UndefinedError), errors.PatchWelcomeError
     name = container.format.name
     started, skipped, last = False, 0, 0
     failure: Exception | None = None  # of the packets in a row that were not decoded, at the end so far

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 # FFmpeg's names of demuxers.
 FORMATS = (
-    "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ogg,wv,tta,asf,"
+    "wav,w64,aiff,au,caf,flac,mp3,aac,loas,ac3,eac3,dts,amr,ogg,wv,tta,asf,"
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts,mpeg"
 )
 # Streams of frames that each begin with a pattern of their own; what lies between two of them is passed over, as players do.
-BARE_FORMATS = frozenset({"mp3", "aac", "ac3", "eac3", "dts"})
+BARE_FORMATS = frozenset({"mp3", "aac", "loas", "ac3", "eac3", "dts"})
 # No header says their length, and FFmpeg's estimate assumes a constant bit rate.
-HEADERLESS_FORMATS = frozenset({"aac", "ac3", "eac3", "dts", "amr"})
+HEADERLESS_FORMATS = frozenset({"aac", "loas", "ac3", "eac3", "dts", "amr"})
 # Broadcasts and their recordings, which may begin and end within a frame.
 CUT_FORMATS = frozenset({"mpegts", "mpeg"})
 _CODECS = frozenset(
     {
         "flac", "alac", "wavpack", "tta",
         "mp1", "mp2", "mp3", "aac", "aac_latm", "ac3", "eac3", "dts", "truehd", "mlp",
-        "vorbis", "opus", "speex", "amr_nb", "amr_wb", "gsm", "gsm_ms",
+        "vorbis", "opus", "amr_nb", "amr_wb", "gsm", "gsm_ms",
         "wmav1", "wmav2", "wmapro", "wmalossless", "wmavoice",
         "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt", "adpcm_swf", "adpcm_g722", "adpcm_g726", "adpcm_yamaha", "nellymoser",
         "s302m",
@@ -73,7 +73,7 @@ def choose_track(container: InputContainer, data: bytes) -> AudioTrack:
         fault = _fault(stream, parts=parts.get(stream.index, 1), encrypted=place in encrypted)
         if fault is None:
             _discard_others(container, stream)
-            stream.codec_context.options = {"max_samples": str(_MOST_FRAME // max(stream.channels or 2, 1))}
+            stream.codec_context.options = {"max_samples": str(_MOST_FRAME)}
             reasons = "; ".join(f"track {at} is {why}" for at, (_, why) in enumerate(passed, 1))
             return AudioTrack(stream, (f"audio track {place + 1} was used; {reasons}",) if passed else ())
         passed.append(fault)

@@ -2,7 +2,7 @@
 
 FFmpeg makes an entry for each sample that a table claims, keeps a structure for each piece of a header, and compares each tag with
 all others. Whether a file can be played is left to FFmpeg. Each format has a module (`mp4_headers`, `matroska_headers`,
-`riff_headers`, `xiph_headers`); what all share is `header_budget`. Formats with hardly a header (MPEG streams, bare frames of audio,
+`riff_headers`, `xiph_headers`); what all share is `header_budget`. Formats with hardly a header (MPEG streams, frames of audio,
 FLV, ASF, AU) are bounded by the time that FFmpeg may read: see `media.pyav`.
 """
 
@@ -36,7 +36,8 @@ _MP4_BOXES = (
 )
 _MP4_LOOKED_AT = 1 << 20
 _APE = b"APETAGEX"
-_APE_FOOTER = 32
+_APE_FOOTER = 32  # bytes, as many as its header
+_ID3V1 = 128  # bytes
 
 
 def without_tags(data: bytes, budget: Budget | None = None) -> bytes:
@@ -59,17 +60,21 @@ def without_tags(data: bytes, budget: Budget | None = None) -> bytes:
         data[:1] == b"\xff" and data[1:2] and data[1] & 0xF6 == 0xF0
     ):  # frames of AAC, with tags of a broadcast among them
         return _without_inner_tags(data, budget)
-    if data.startswith((b"wvpk", b"TTA1")) and data.startswith(_APE, max(len(data) - _APE_FOOTER, 0)):
-        return data[: _ape_start(data)]
+    if data.startswith((b"wvpk", b"TTA1")):
+        return _without_last_tags(data)
     return without_riff_tags(data, budget)
 
 
-def _ape_start(data: bytes) -> int:
-    """Where the APE tag begins that ends with the file. Source: APE Tags Header, version 2.000."""
-    footer = data[-_APE_FOOTER:]
-    size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
-    start = len(data) - max(size, _APE_FOOTER) - (_APE_FOOTER if flags >> 31 else 0)
-    return max(start, len(_APE))
+def _without_last_tags(data: bytes) -> bytes:
+    """Without the ID3 tag of version 1 and the APE tag before it. Source: ID3 tag version 1; APE Tags Header, version 2.000."""
+    end = len(data)
+    if end > _ID3V1 and data.startswith(b"TAG", end - _ID3V1):
+        end -= _ID3V1
+    footer = data[end - _APE_FOOTER : end]
+    if footer.startswith(_APE):
+        size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
+        end -= max(size, _APE_FOOTER) + (_APE_FOOTER if flags >> 31 else 0)
+    return data[: max(end, len(_APE))] if end < len(data) else data
 
 
 def _id3_end(data: bytes, at: int) -> int:
