@@ -100,7 +100,7 @@ def _check_table(data: bytes, kind: bytes, at: int, budget: Budget) -> None:
     version = data[at + 4] if at + 4 < len(data) else 0
     place = 8 if kind != b"iloc" else 10
     wide = version >= 2 if kind == b"iloc" else version >= 1 or kind == b"ipma"
-    count = number(data, at + place) if wide else number(data, at + place) >> 16
+    count = int.from_bytes(data[at + place : at + place + (4 if wide else 2)], "big")
     if count > _MOST_ITEMS:
         raise refuse("items")
 
