@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mm_plugin.errors import MediaError
 
-MOST_PIECES = 1 << 18
+MOST_PIECES = 1 << 19  # a fragment of MP4 has about four: ten a second for three hours
 MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for this many, and time grows with the square
 # What is made of two numbers of the header, such as the samples of a track times its edits. FFmpeg keeps 24 to 64 bytes for each.
 MOST_PRODUCT = 1 << 22
