@@ -25,7 +25,7 @@ def audios() -> Iterator[CorpusEntry]:
     Raises:
         UsageError: PyAV is not installed.
     """
-    for family in (_waves, _lossless, _lossy, _given, _broken, _foreign):
+    for family in (_waves, _lossless, _lossy, _given, _broken, _foreign, _streams):
         yield from family()
 
 
@@ -104,13 +104,6 @@ def _lossy() -> Iterator[CorpusEntry]:
         ("webm/opus", "webm", "libopus", "s16", 48_000, {}),
         ("ogg/vorbis", "ogg", "vorbis", "fltp", 44_100, {"strict": "-2"}),
         ("m4a/aac", "ipod", "aac", "fltp", 44_100, {}),
-        ("bare/aac", "adts", "aac", "fltp", 44_100, {}),
-        ("bare/ac3", "ac3", "ac3", "fltp", 48_000, {}),
-        ("bare/eac3", "eac3", "eac3", "fltp", 48_000, {}),
-        ("bare/mp2", "mp2", "mp2", "s16", 48_000, {}),
-        ("ts/aac", "mpegts", "aac", "fltp", 48_000, {}),
-        ("flv/aac", "flv", "aac", "fltp", 44_100, {}),
-        ("avi/mp3", "avi", "libmp3lame", "s16p", 44_100, {}),
     ):
         channels = 2 if codec == "vorbis" else 1  # FFmpeg's own encoder knows stereo only
         wave = tone(rate // 2, rate)
@@ -190,9 +183,32 @@ def _broken() -> Iterator[CorpusEntry]:
 
 
 def _foreign() -> Iterator[CorpusEntry]:
+    yield _coded("foreign/bare aac", "adts", "aac", "fltp", 44_100)
     yield _refuses("foreign/film without audio", encoded(images(3)), "format")
     yield _refuses("foreign/png", png(images(1)[0]), "format")
     yield _refuses("foreign/text", b"an ordinary sentence, longer than forty characters, and no path", "format")
     yield _refuses("foreign/midi", b"MThd" + struct.pack(">IHHH", 6, 0, 1, 96) + b"MTrk" + bytes(40), "format")
     yield _refuses("foreign/playlist", b"#EXTM3U\nfile:///etc/passwd\n", "format", note="no other file is opened")
     yield _refuses("foreign/playlist of mp3s", b"[playlist]\nFile1=/etc/passwd\n", "format")
+
+
+# ---------------------------------------------------------------- streams and broadcasts
+
+
+def _coded(name: str, container: str, codec: str, layout: str, rate: int) -> CorpusEntry:
+    wave = tone(rate // 2, rate)
+    levels = wave.astype(np.float32) if layout == "fltp" else np.rint(wave * 32_767).astype(np.int16)
+    expected = ExpectedAudio(len(levels), rate, hertz=HERTZ, slack=4096)
+    return CorpusEntry(name, Modality.AUDIO, encoded_audio(levels, rate, container, codec, layout, {}), expected)
+
+
+def _streams() -> Iterator[CorpusEntry]:
+    for name, container, codec, layout, rate in (
+        ("bare/ac3", "ac3", "ac3", "fltp", 48_000),
+        ("bare/eac3", "eac3", "eac3", "fltp", 48_000),
+        ("bare/mp2", "mp2", "mp2", "s16", 48_000),
+        ("ts/aac", "mpegts", "aac", "fltp", 48_000),
+        ("flv/aac", "flv", "aac", "fltp", 44_100),
+        ("avi/mp3", "avi", "libmp3lame", "s16p", 44_100),
+    ):
+        yield _coded(name, container, codec, layout, rate)
