@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 def elements(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(id, start, end) of the content of each element side by side, cut at `end`; stops at what is no element.
+    """(id, start, end) of the content of each element side by side, cut at `end`; stops at what cannot be an element.
 
     Args:
         data: the file.

@@ -25,7 +25,7 @@ _TS_PACKET = 188
 _SYNC = 0x47
 # Audio packets of a program stream: their start code, their length, and their first flags.
 _PS_AUDIO = re.compile(rb"\x00\x00\x01[\xbd\xc0-\xdf]..([\x80-\xbf])", re.DOTALL)
-_PS_LOOKED_AT = 1 << 23  # bytes; marks are the same all along
+_PS_LOOKED_AT = 1 << 23  # bytes; the flags are the same all along
 
 
 def is_encrypted(packet: Any) -> bool:
@@ -45,7 +45,7 @@ def is_encrypted(packet: Any) -> bool:
 
 
 def encrypted_tracks(container: InputContainer, data: bytes) -> set[int]:
-    """Which audio tracks a header says are encrypted, counted from 0 among the audio tracks. MP4 marks packets: `is_encrypted`.
+    """Which audio tracks a header says are encrypted, counted from 0 among the audio tracks. In MP4 each packet says so: `is_encrypted`.
 
     Args:
         container: opened.

@@ -172,7 +172,7 @@ def _check_fragments(data: bytes, layout: _Layout, budget: Budget) -> None:
 
 
 def _check_tags(data: bytes, layout: _Layout, budget: Budget) -> None:
-    """Tags are compared with one another, and the header of a key is stored anew for each key."""
+    """Tags are compared with one another, and the header of a key is stored again for each key."""
     tags = sum(1 for _ in _found(data, layout, b"pssh", budget))
     for kind in (b"ilst", b"udta"):
         for at in _found(data, layout, kind, budget):
