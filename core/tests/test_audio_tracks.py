@@ -280,7 +280,7 @@ def marked(data: bytes, *, protected: bool) -> bytes:
     return out
 
 
-def test_encrypted_audio_of_mp4_is_refused_as_encrypted_and_marks_without_effect_are_not() -> None:
+def test_encrypted_audio_of_mp4_is_refused_as_encrypted_and_flags_without_effect_are_not() -> None:
     data = one("mp4", "aac", "fltp", 44_100)
     assert data.index(b"mdat") < data.index(b"moov")  # so that samples stay where they are
     assert refused(marked(data, protected=True)).reason == "encrypted"
@@ -295,16 +295,16 @@ def element(kind: str, *content: bytes) -> bytes:
 
 @pytest.mark.parametrize(("kind", "encrypted"), [(b"\1", True), (b"\0", False)])
 def test_encrypted_audio_of_matroska(kind: bytes, encrypted: bool) -> None:
-    """A header that is stored apart is no encryption."""
+    """A header that is stored apart encrypts nothing."""
     how = (
         element("5035", element("47E1", b"\5"))
         if encrypted
         else element("5034", element("4254", b"\3"), element("4255", b""))
     )
     encoding = element("6D80", element("6240", element("5033", kind), how))
-    sound = element("E1", element("B5", struct.pack(">f", 8000)), element("9F", b"\1"), element("6264", b"\x10"))
+    pcm = element("E1", element("B5", struct.pack(">f", 8000)), element("9F", b"\1"), element("6264", b"\x10"))
     names = element("D7", b"\1"), element("73C5", b"\1"), element("83", b"\2"), element("86", b"A_PCM/INT/LIT")
-    track = element("1654AE6B", element("AE", *names, sound, encoding))
+    track = element("1654AE6B", element("AE", *names, pcm, encoding))
     info = element("1549A966", element("2AD7B1", b"\x0f\x42\x40"))
     cluster = element("1F43B675", element("E7", b"\0"), element("A3", b"\x81\0\0\x80" + tone(8_000, 1000).tobytes()))
     data = element("1A45DFA3", element("4282", b"matroska")) + element("18538067", info, track, cluster)

@@ -45,7 +45,7 @@ def is_encrypted(packet: Any) -> bool:
 
 
 def encrypted_tracks(container: InputContainer, data: bytes) -> set[int]:
-    """Which audio tracks a header says are encrypted, counted from 0 among the audio tracks. In MP4 each packet says so: `is_encrypted`.
+    """Which audio tracks a header says are encrypted, from 0 among them. In MP4 each packet says so: `is_encrypted`.
 
     Args:
         container: opened.
