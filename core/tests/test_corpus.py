@@ -44,7 +44,7 @@ IMAGES = [
 ]  # fmt: skip
 VIDEOS = ["mp4", "webm", "matroska", "mov", "mpegts", "mpeg", "avi", "flv", "gif", "frames", "mp3", "wav"]
 VIDEOS += ["broken", "bomb", "type", "url", "path", "foreign"]
-AUDIOS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples"]
+AUDIOS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples", "bare", "ts", "flv", "avi"]
 AUDIOS += ["broken", "bomb", "type", "url", "path", "foreign"]
 CASES = {
     "jpeg": ("1.1", "1.2", "1.6"), "png": ("1.2", "1.4"), "tiff": ("1.1",), "PIL": ("1.2", "1.4"), "numpy": ("1.12",),
