@@ -18,6 +18,8 @@ _OS2_HEADER = 64
 _HEADERS = (40, 52, 56, _OS2_HEADER, 108, 124)
 _RAW, _RUNS_OF_8, _RUNS_OF_4, _BIT_FIELDS, _ALPHA_BIT_FIELDS = 0, 1, 2, 3, 6
 _INDEX_BITS = (1, 2, 4, 8)
+# Measured: a second. An image of 89 million pixels has 350,000 runs where each is as long as it can be.
+_MOST_RUNS = 1 << 20
 
 
 class Bitmap(msgspec.Struct, frozen=True):
@@ -157,41 +159,40 @@ def _colored(indices: np.ndarray, header: Bitmap) -> np.ndarray:
 
 
 def _runs(data: bytes, header: Bitmap) -> np.ndarray:
-    """[height, width] uint8 indices of a bitmap of run lengths; those that no run sets are 0."""
-    out = np.zeros((header.height, header.width), np.uint8)
-    x, y, at, end = 0, 0, header.start, len(data)
-    while at + 2 <= end and y < header.height:
+    """[height, width] uint8 indices of a bitmap of run lengths; those that no run sets are 0.
+
+    Raises:
+        MediaError: it has more runs than an image has any use for.
+    """
+    width, height, is_short = header.width, header.height, header.bits == 4
+    out = bytearray(width * height)
+    x, y, at, end = 0, 0, header.start, len(data) - 1
+    for _ in range(_MOST_RUNS):
+        if at >= end or y >= height:
+            return np.frombuffer(out, np.uint8).reshape(height, width)
         count, value = data[at], data[at + 1]
         at += 2
         if count:
-            _put(out, x, y, _pattern(value, count, header.bits))
-            x += count
+            pattern = bytes((value >> 4, value & 15)) * 128 if is_short else bytes((value,)) * count
+            indices = pattern[:count]
+        elif value > 2:  # so many indices as they are
+            length = (value + 1) // 2 if is_short else value
+            indices = data[at : at + length]
+            if is_short:
+                indices = bytes(half for byte in indices for half in (byte >> 4, byte & 15))[:value]
+            count, at = value, at + length + length % 2
         elif value == 0:  # the end of a row
             x, y = 0, y + 1
+            continue
         elif value == 1:  # the end of the bitmap
-            break
-        elif value == 2:  # a move
-            if at + 2 > end:
-                break
+            at = end
+            continue
+        elif at >= end:  # a move that is cut off
+            continue
+        else:
             x, y, at = x + data[at], y + data[at + 1], at + 2
-        else:  # so many indices as they are
-            length = (value * header.bits + 7) // 8
-            given = np.frombuffer(data, np.uint8, min(length, end - at), at)
-            if header.bits == 4:
-                given = np.stack([given >> 4, given & 15], axis=1).reshape(-1)
-            _put(out, x, y, given[:value])
-            x, at = x + value, at + length + length % 2
-    return out
-
-
-def _pattern(value: int, count: int, bits: int) -> np.ndarray:
-    if bits == 8:
-        return np.full(count, value, np.uint8)
-    return np.tile(np.array([value >> 4, value & 15], np.uint8), (count + 1) // 2)[:count]
-
-
-def _put(out: np.ndarray, x: int, y: int, indices: np.ndarray) -> None:
-    """Indices from a place on; what leaves the row is dropped."""
-    if y < len(out):
-        width = max(0, out.shape[1] - x)
-        out[y, x : x + width][: len(indices)] = indices[:width]
+            continue
+        shown = indices[: max(0, width - x)]  # what leaves the row is dropped
+        out[y * width + x : y * width + x + len(shown)] = shown
+        x += count
+    raise MediaError(f"expected at most {_MOST_RUNS} runs of a BMP, got more", reason="broken")

@@ -27,6 +27,7 @@ from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.image_files import ImageFile, format_of, read_file
 from mm_plugin.media.image_headers import inner_sizes
+from mm_plugin.media.image_pieces import check_pieces
 from mm_plugin.media.jpeg import load_jpeg, precision_of
 from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmasked
 from mm_plugin.media.pixels import (
@@ -179,6 +180,7 @@ class ImageSource:
 
     def _open_data(self, data: bytes) -> Image.Image:
         Image.init()
+        check_pieces(data)
         data, formats = as_pillow_reads(data, [name for name in _FORMATS if name in Image.OPEN])
         for height, width in inner_sizes(data):
             check_pixels(self.path, height, width, self._settings)

@@ -13,12 +13,21 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mm_plugin.errors import MediaError
 from mm_plugin.files import open_regular
 from mm_plugin.media.limits import Arrived, check_bytes, uncounted
 from mm_plugin.settings import Settings
 
-_PIECE = 1 << 16  # characters of a data: URL that are unescaped together
+_PIECE = 1 << 20  # characters of a data: URL that are unescaped together
+# The value of each hexadecimal digit, by its character.
+_NO_DIGIT = 16
+_HEX = np.full(256, _NO_DIGIT, np.uint8)
+for _value, _digits in enumerate(
+    ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF"]
+):
+    _HEX[list(_digits.encode())] = _value
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
 # In one of the two alphabets of RFC 4648. Possessive: a long run of spaces must not be matched again from each of its places.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/\s]++|[A-Za-z0-9_\s-]++)(?:=\s*+){0,2}+", re.ASCII)
@@ -193,14 +202,25 @@ def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> by
 
 
 def _unescape(text: str) -> bytes:
-    """Percent escapes resolved, piece by piece: urllib's own function makes one list of all escapes."""
+    """Percent escapes resolved, piece by piece: urllib's own function makes a list of them all. A `%` without two digits stays."""
     if "%" not in text:
         return text.encode()
     pieces, start = [], 0
     while start < len(text):
         end = start + _PIECE
         while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
-            end += 1  # never split inside an escape
-        pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
+            end += 1  # never within an escape
+        pieces.append(_unescape_piece(text[start:end].encode()))
         start = end
     return b"".join(pieces)
+
+
+def _unescape_piece(data: bytes) -> bytes:
+    given = np.frombuffer(data, np.uint8)
+    padded = np.concatenate([given, np.zeros(2, np.uint8)])
+    high, low = _HEX[padded[1:-1]], _HEX[padded[2:]]
+    escapes = (given == ord("%")) & (high < _NO_DIGIT) & (low < _NO_DIGIT)
+    kept = np.ones(len(padded), bool)
+    kept[1:-1][escapes] = False
+    kept[2:][escapes] = False
+    return np.where(escapes, high << 4 | low & 15, given)[kept[: len(given)]].tobytes()
