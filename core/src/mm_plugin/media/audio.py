@@ -53,6 +53,9 @@ class AudioSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoded": None}
 
+    def _checked(self) -> CheckedFile:
+        return CheckedFile(self._data or b"", path=self.path, settings=self._settings)
+
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:
@@ -92,7 +95,7 @@ class AudioSource:
     def _header(self) -> AudioSize:
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
-        with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), _FORMATS) as container:
+        with av_decoding(self.path, "audio"), open_container(self._checked(), _FORMATS) as container:
             stream = self._stream(container)
             seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
             if seconds is None and container.duration:
@@ -112,7 +115,7 @@ class AudioSource:
     def _samples(self, sampling_rate: int) -> np.ndarray:
         if self._given is not None:
             return _at_rate([self._given[0]], self._given[1], sampling_rate)
-        with open_container(CheckedFile(self._data or b""), _FORMATS) as container:
+        with open_container(self._checked(), _FORMATS) as container:
             audios = _audios(container, self._stream(container))
             first = next(audios, None)
             if first is None:

@@ -10,10 +10,10 @@ import re
 
 from mm_plugin.errors import MediaError
 from mm_plugin.media.isobmff import boxes, find_boxes, number
+from mm_plugin.media.limits import check_packets
+from mm_plugin.settings import Settings
 
-# Packets of one file, all streams together; measured: FFmpeg holds up to 100 bytes for each. Two hours at 120 frames per second
-# are 864,000.
-MOST_PACKETS = 1 << 20
+_JOINED = 1 << 18  # samples of audio in a track from which on it is looked up whether FFmpeg joins them
 _MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for this many, and time grows with the square
 # Elements of Matroska that are lists, with the bytes allowed for each: tags and chapters are compared with one another, entries
 # of the index are sorted by insertion (measured: 0.4 s for this many), and tracks take a kilobyte each.
@@ -60,11 +60,17 @@ def without_tags(data: bytes) -> bytes:
     return data
 
 
-def check_head(data: bytes) -> None:
+def check_head(data: bytes, path: str, settings: Settings) -> None:
     """Refuse a file whose header costs too much.
 
+    Args:
+        data: the file.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
     Raises:
-        MediaError: the header promises more packets or tags than any video or audio has.
+        LimitError: the header promises more packets than `max_media_packets`.
+        MediaError: the header promises more tags or entries than any video or audio has.
     """
     if data.startswith(_EBML):
         _check_matroska(data)
@@ -73,7 +79,7 @@ def check_head(data: bytes) -> None:
     elif data.startswith(b"fLaC"):
         _check_flac(data)
     elif b"moov" in data:
-        _check_mp4(data)
+        check_packets(path, _mp4_packets(data), settings)
 
 
 def _refuse(what: str) -> MediaError:
@@ -83,7 +89,7 @@ def _refuse(what: str) -> MediaError:
 # ---------------------------------------------------------------- MP4
 
 
-def _check_mp4(data: bytes) -> None:
+def _mp4_packets(data: bytes) -> int:
     """Count the samples for which FFmpeg makes an entry, in every table of samples.
 
     Tables are searched byte by byte, since FFmpeg reads a corrupted tree too; only the media data of a file without fragments is
@@ -101,8 +107,7 @@ def _check_mp4(data: bytes) -> None:
                 total += _samples(data, number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
         if any(find_boxes(data, b"cmov", start, end)):
             raise MediaError("compressed MP4 headers (cmov) are unsupported", reason="head")
-    if total > MOST_PACKETS:
-        raise _refuse("packets")
+    return total
 
 
 _ONE = b"\0\0\0\1"
@@ -111,7 +116,7 @@ _NOT_AUDIO = {b"vide", b"subp", b"clcp"}
 
 def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
     """Entries that FFmpeg makes for a table of samples: fewer for audio samples, which it joins by chunk."""
-    if track is None or claimed <= MOST_PACKETS // 4:
+    if track is None or claimed <= _JOINED:
         return claimed
     kinds = {data[at + 12 : at + 16] for at in find_boxes(data, b"hdlr", *track)}
     times = [data[at + 8 : at + 20] for at in find_boxes(data, b"stts", *track)]
