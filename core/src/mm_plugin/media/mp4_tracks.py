@@ -44,6 +44,17 @@ def is_locked(data: bytes, track: int) -> bool:
     return False
 
 
+def has_encrypted_video(data: bytes) -> bool:
+    """Whether an image track of the file is declared as encrypted; for a file that cannot be opened."""
+    for start, end in _content(data, 0, len(data), b"moov"):
+        entries = [(start, end)]
+        for kind in (b"trak", *_MEDIA):
+            entries = [inner for at, stop in entries for inner in _content(data, at, stop, kind)]
+        if any(kind in (b"encv", b"drmi") for at, stop in entries for kind, _, _ in boxes(data, at + 8, stop)):
+            return True
+    return False
+
+
 def _locks(data: bytes, start: int, end: int) -> bool:
     for kind, first, last in boxes(data, start, end):
         if kind == b"drmi":

@@ -14,7 +14,7 @@ import numpy as np
 
 from mm_plugin.errors import MediaError
 from mm_plugin.media.limits import check_decoded_pixels, check_frames, check_pixels, check_video_seconds
-from mm_plugin.media.mp4_tracks import is_locked, is_upright
+from mm_plugin.media.mp4_tracks import has_encrypted_video, is_locked, is_upright
 from mm_plugin.media.turns import Turn, Turns, turn_of
 from mm_plugin.media.types import VideoSize
 from mm_plugin.media.video_file import OpenVideo, VideoFile
@@ -125,7 +125,12 @@ def read_index(file: VideoFile) -> VideoIndex:
         MediaError: it holds no video that can be read.
         LimitError: it has more frames, seconds or pixels than a limit allows.
     """
-    packets = _read_packets(file)
+    try:
+        packets = _read_packets(file)
+    except MediaError as error:  # FFmpeg gives up where it does not understand how samples are encrypted
+        if error.reason != "format" or not has_encrypted_video(file.data):
+            raise
+        raise _encrypted() from error
     height, width, base = packets.height, packets.width, packets.base
     first, left_out = Turn(), 0
     ordered = sorted({time for time in packets.pts if time is not None})

@@ -163,6 +163,7 @@ def sample_evenly(size: VideoSize, options: PatchGridVideoOptions, *, fps: float
         max_frames=options.max_frames,
         multiple=options.temporal_patch_size,
         rule=options.frame_rule,
+        timestamps=size.timestamps,
     )
     return Sampling.of(size, indices)
 
