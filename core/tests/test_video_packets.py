@@ -1,4 +1,4 @@
-"""Packets that are not frames: fields, parameters, messages, nothing. Streams are written by hand, bit by bit; levels by arithmetic."""
+"""Packets that are not frames: fields, parameters, messages, nothing. Streams are written by hand; levels follow by arithmetic."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def muxed(packets: Sequence[bytes], container: str, *, rate: int = 50, keys: Seq
         stream.time_base = Fraction(1, 90000)
         for place, data in enumerate(packets):
             packet = av.Packet(data)
-            packet.pts = packet.dts = place * 90000 // rate
+            packet.pts, packet.duration = place * 90000 // rate, 90000 // rate
+            packet.dts = packet.pts
             packet.time_base, packet.stream = Fraction(1, 90000), stream
             packet.is_keyframe = place in keys
             out.mux(packet)

@@ -125,7 +125,9 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
 
 
 def _packets(container: Any, reader: _Reader, file: CheckedFile) -> Iterator[Any]:
-    for count, packet in enumerate(container.demux()):
+    count = 0
+    for packet in container.demux():
+        count += packet.size > 0 or packet.pts is not None  # not what marks the end of a stream
         check_packets(file.path, count, file.settings)
         reader.allow(_PACKET_SECONDS)
         yield packet
