@@ -445,7 +445,7 @@ def gif(count: int, size: tuple[int, int]) -> bytes:
 
 
 def test_decoding_is_bounded_by_its_own_setting() -> None:
-    data = encoded(count=48)
+    data = encoded(count=48, options={"x264-params": "min-keyint=12:scenecut=0:bframes=0"})
     pixels = 48 * 64
     for indices, frames in (([0], 1), ([5], 6), ([0, 47], 1 + 12), ([12, 13], 14), ([40], 5)):
         source = opened(data, Settings(max_decoded_pixels=frames * pixels))
@@ -464,10 +464,10 @@ def test_decoding_is_bounded_by_its_own_setting() -> None:
 
 
 def test_what_the_default_allows() -> None:
-    assert 6 * 60 * 30 * 3840 * 2160 <= Settings().max_decoded_pixels  # six minutes of 4K
-    assert 3600 * 30 * 1920 * 1080 <= Settings().max_decoded_pixels
-    assert 3600 * 60 + 6 * 3600 * 48_000 // 1024 <= Settings().max_media_packets
-    assert 7680 * 4320 <= Settings().max_image_pixels
+    assert Settings().max_decoded_pixels >= 6 * 60 * 30 * 3840 * 2160  # six minutes of 4K
+    assert Settings().max_decoded_pixels >= 3600 * 30 * 1920 * 1080
+    assert Settings().max_media_packets >= 3600 * 60 + 6 * 3600 * 48_000 // 1024
+    assert Settings().max_image_pixels >= 7680 * 4320
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
@@ -477,11 +477,9 @@ def test_the_bound_on_packets_is_a_setting_that_its_error_names(container: str) 
     with pytest.raises(LimitError, match="max_media_packets") as caught:
         opened(data, Settings(max_media_packets=23)).probe()
     assert (caught.value.path, caught.value.limit) == ("videos[0]", 23)
-    with (
-        pytest.raises(LimitError),
-        open_packets(CheckedFile(data, path="x", settings=Settings(max_media_packets=5)), container),
-    ):
-        pass
+    few = Settings(max_media_packets=5)
+    with pytest.raises(LimitError), open_packets(CheckedFile(data, path="x", settings=few), container) as (_, packets):
+        list(packets)
 
 
 def test_frames_that_crowd_are_sampled_by_number_or_by_time() -> None:

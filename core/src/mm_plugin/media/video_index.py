@@ -74,6 +74,7 @@ class _Packets:
         self.broken = False  # whether the last packet is known to be incomplete
         self.starts: list[int] = [0]  # packets before each key frame
         self.last: deque[int | None] = deque(maxlen=_LAST)
+        self.promised = stream.frames  # as the header says; 0 where it does not
         self._number, self._corrupt = 0, -_LAST
         # Where FFmpeg finds frames itself, it marks one that it completed before the one that was cut.
         self._reach = _LAST if self.incomplete else 1
@@ -100,6 +101,11 @@ class _Packets:
         if packet.pts is None or not self.keys or packet.pts >= self.keys[0]:
             self.pts.append(packet.pts)
             self.last.append(packet.pts)
+
+    @property
+    def total(self) -> int:
+        """Packets so far."""
+        return self._number
 
     def before_end(self) -> int:
         """Packets before a key frame from which on the end can be decoded."""
@@ -149,7 +155,7 @@ def read_index(file: VideoFile) -> VideoIndex:
                 ordered, base = list(range(frames.total)), 1 / packets.rate if packets.rate else None
     if turns is None:
         turns = _turns(first, packets.turns, ordered)
-        if packets.incomplete or packets.broken:
+        if (packets.incomplete or packets.broken) and packets.promised - packets.total <= _LAST:
             damaged = _damaged_end(file, packets, height * width)
             left_out, ordered = len(damaged), [time for time in ordered if time not in damaged]
     if base is None:
