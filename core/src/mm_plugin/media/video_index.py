@@ -74,7 +74,7 @@ class _Packets:
         self.broken = False  # whether the last packet is known to be incomplete
         self.starts: list[int] = [0]  # packets before each key frame
         self.last: deque[int | None] = deque(maxlen=_LAST)
-        self.promised = stream.frames  # as the header says; 0 where it does not
+        self.promised = stream.frames if name == _MP4 else 0  # of packets, in the header
         self._number, self._corrupt = 0, -_LAST
         # Where FFmpeg finds frames itself, it marks one that it completed before the one that was cut.
         self._reach = _LAST if self.incomplete else 1
@@ -140,6 +140,11 @@ def read_index(file: VideoFile) -> VideoIndex:
     height, width, base = packets.height, packets.width, packets.base
     first, left_out = Turn(), 0
     ordered = sorted({time for time in packets.pts if time is not None})
+    if packets.broken and packets.promised - packets.total > _LAST:
+        raise MediaError(
+            f"the file ends early: its header lists {packets.promised} frames, and {packets.total} of them are there",
+            reason="broken",
+        )
     known = packets.counted and len(ordered) == len(packets.pts)
     turns: Turns | None = None
     if not known or not packets.upright or not height or not width:
@@ -155,7 +160,7 @@ def read_index(file: VideoFile) -> VideoIndex:
                 ordered, base = list(range(frames.total)), 1 / packets.rate if packets.rate else None
     if turns is None:
         turns = _turns(first, packets.turns, ordered)
-        if (packets.incomplete or packets.broken) and packets.promised - packets.total <= _LAST:
+        if packets.incomplete or packets.broken:
             damaged = _damaged_end(file, packets, height * width)
             left_out, ordered = len(damaged), [time for time in ordered if time not in damaged]
     if base is None:
