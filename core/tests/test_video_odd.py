@@ -86,7 +86,9 @@ def orientation(turned: int, *, mirrored: bool = False, upside_down: bool = Fals
     return b"\0\0\1\x06" + bytes(body)
 
 
-def told(container: str, messages: Mapping[int, bytes], *, frames: str = "bframes=0", count: int = 24) -> bytes:
+def with_messages(
+    container: str, messages: Mapping[int, bytes], *, frames: str = "bframes=0", count: int = 24
+) -> bytes:
     """A video with messages before the images that are displayed at these places."""
     source = encoded("matroska", options={"x264-params": frames}, count=count)
     file = io.BytesIO()
@@ -115,7 +117,7 @@ CONTAINERS = ["mp4", "matroska", "mpegts", "mov", "flv"]
 @pytest.mark.parametrize("turned", range(4))
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_an_orientation_in_the_stream_holds_until_the_next(container: str, turned: int, frames: str) -> None:
-    data = told(container, {0: orientation(turned)}, frames=frames)
+    data = with_messages(container, {0: orientation(turned)}, frames=frames)
     expected = list(stored(data).values())
     for indices in (None, [0], [5, 20], [23]):
         size, found, _ = frames_of(opened(data), indices)
@@ -132,7 +134,7 @@ def test_an_orientation_changes_where_the_stream_says_so(container: str) -> None
         15: orientation(0, cancel=True),
         20: orientation(2),
     }
-    data = told(container, messages)
+    data = with_messages(container, messages)
     _, found, _ = frames_of(opened(data))
     for place, (pixels, plain) in enumerate(zip(found, stored(data).values(), strict=True)):
         turned = plain[::-1, ::-1] if 4 <= place < 9 or place >= 20 else plain[:, ::-1] if 9 <= place < 15 else plain
@@ -141,7 +143,7 @@ def test_an_orientation_changes_where_the_stream_says_so(container: str) -> None
 
 def test_frames_that_are_turned_to_another_size_are_refused() -> None:
     with pytest.raises(MediaError, match="48 x 64 pixels") as caught:
-        frames_of(opened(told("mp4", {12: orientation(1)})))
+        frames_of(opened(with_messages("mp4", {12: orientation(1)})))
     assert caught.value.reason == "size"
 
 
@@ -257,10 +259,10 @@ def test_a_scheme_that_protects_whole_tracks_is_refused(scheme: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "marks", [{"protected": 0, "samples": False}, {"parts": ((40, 0),)}], ids=["declared clear", "no protected bytes"]
+    "flags", [{"protected": 0, "samples": False}, {"parts": ((40, 0),)}], ids=["declared clear", "no protected bytes"]
 )
-def test_a_mark_that_protects_nothing_does_not_count(marks: dict[str, Any]) -> None:
-    data = encrypted(**marks)
+def test_a_mark_that_protects_nothing_does_not_count(flags: dict[str, Any]) -> None:
+    data = encrypted(**flags)
     _, found, _ = frames_of(opened(data))
     expected = stored(encoded(options={"x264-params": "bframes=0"}))
     assert len(found) == 24
@@ -490,7 +492,7 @@ def test_frames_that_crowd_are_sampled_by_number_or_by_time() -> None:
     assert by_number.tolist() == np.linspace(0, 108, 10).round().astype(int).tolist()
     by_time = sample_frames(109, 109 / 10, rule="time", **common)
     assert times[by_time].tolist() == list(range(10))
-    # Where nothing is displayed anew, the last frame still is.
+    # Where nothing is displayed after it, the last frame still is.
     held = np.array([0.0, 0.1, 0.2, 9.0])
     assert sample_frames(4, 0.4, rule="time", num_frames=4, **{**common, "timestamps": held}).tolist() == [0, 2, 2, 3]
 

@@ -16,7 +16,7 @@ _DISPLAY_ORIENTATION = 47  # a supplemental message
 _SLICE, _PARTITION, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
 _CHROMA_PROFILES = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}
 # HEVC
-_HEVC_PICTURES = 32  # kinds below are parts of frames
+_HEVC_IMAGES = 32  # kinds below are parts of frames
 _RASL = (8, 9)  # leading frames that refer to what comes before the key frame
 _BROKEN_LINKS = (16, 17, 18)
 _IDRS = (19, 20)
@@ -126,7 +126,7 @@ class H264Packets:
 
     def __init__(self, extradata: bytes) -> None:
         self._sequences: dict[int, _Sequence] = {}
-        self._pictures: dict[int, int] = {}  # picture parameters -> sequence parameters
+        self._images: dict[int, int] = {}  # image parameters -> sequence parameters
         self._length = 0
         self._first: tuple[bool, int] | None = None  # of a frame whose second field is still to come
         if extradata[:1] == b"\1" and len(extradata) > 6:
@@ -190,7 +190,7 @@ class H264Packets:
         try:
             bits = Bits(payload(data, start + 1, min(end, start + 32)))
             bits.golomb(), bits.golomb()
-            sequence = self._sequences[self._pictures[bits.golomb()]]
+            sequence = self._sequences[self._images[bits.golomb()]]
             if sequence.separate_planes:
                 bits.take(2)
             number = bits.take(sequence.frame_number_bits)
@@ -216,7 +216,7 @@ class H264Packets:
         try:
             if data[start] & 31 == _PPS:
                 bits = Bits(content)
-                self._pictures[bits.golomb()] = bits.golomb()
+                self._images[bits.golomb()] = bits.golomb()
             else:
                 number, sequence = _sequence(content)
                 self._sequences[number] = sequence
@@ -284,7 +284,7 @@ class HevcPackets:
             kind, layer = data[start] >> 1 & 63, (data[start] & 1) << 5 | data[start + 1] >> 3
             if layer:
                 continue
-            if kind < _HEVC_PICTURES:
+            if kind < _HEVC_IMAGES:
                 slices = True
                 if data[start + 2] >= 0x80:  # the first slice of a frame
                     starts += 1

@@ -127,7 +127,7 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
 def _packets(container: Any, reader: _Reader, file: CheckedFile) -> Iterator[Any]:
     count = 0
     for packet in container.demux():
-        count += packet.size > 0 or packet.pts is not None  # not what marks the end of a stream
+        count += packet.size > 0 or packet.pts is not None  # not what ends a stream
         check_packets(file.path, count, file.settings)
         reader.allow(_PACKET_SECONDS)
         yield packet

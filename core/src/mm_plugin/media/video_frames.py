@@ -83,11 +83,11 @@ def _rgb(frame: VideoFrame, turn: Turn, background: Color) -> np.ndarray:
 def _over(pixels: np.ndarray, background: Color) -> np.ndarray:
     """An image with alpha over a background, some rows at a time."""
     shown = np.empty((*pixels.shape[:2], 3), dtype=np.uint8)
-    behind = np.array(background, dtype=np.uint16)
+    under = np.array(background, dtype=np.uint16)
     for start in range(0, len(pixels), _BAND):
         band = pixels[start : start + _BAND]
         alpha = band[:, :, 3:].astype(np.uint16)
-        shown[start : start + _BAND] = (band[:, :, :3] * alpha + behind * (255 - alpha) + 127) // 255
+        shown[start : start + _BAND] = (band[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255
     return shown
 
 
@@ -154,7 +154,7 @@ def _in_order(decoded: Iterator[tuple[int | None, VideoFrame, bool]], wanted: Se
     Some streams do not say how far frames are from their place, and their first ones come out of order; those wait here.
     """
     early: dict[int, VideoFrame] = {}
-    place = behind = 0
+    place = late = 0
     if not wanted:
         return
     left = set(wanted)
@@ -165,13 +165,13 @@ def _in_order(decoded: Iterator[tuple[int | None, VideoFrame, bool]], wanted: Se
             left.discard(number)
             early[number] = frame
         while place < len(wanted) and wanted[place] in early:
-            behind = 0
+            late = 0
             yield early.pop(wanted[place])
             place += 1
         if place == len(wanted):
             return
-        behind += number is not None and number > wanted[place]
-        if behind > _MOST_DISORDER:
+        late += number is not None and number > wanted[place]
+        if late > _MOST_DISORDER:
             return
 
 

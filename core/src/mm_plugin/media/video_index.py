@@ -18,7 +18,7 @@ from mm_plugin.media.mp4_tracks import has_encrypted_video, is_locked, is_uprigh
 from mm_plugin.media.turns import Turn, Turns, turn_of
 from mm_plugin.media.types import VideoSize
 from mm_plugin.media.video_file import OpenVideo, VideoFile
-from mm_plugin.media.video_marks import is_cut, is_encrypted, is_scrambled
+from mm_plugin.media.video_flags import is_cut, is_encrypted, is_scrambled
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -76,7 +76,7 @@ class _Packets:
         self.last: deque[int | None] = deque(maxlen=_LAST)
         self.promised = stream.frames if name == _MP4 else 0  # of packets, in the header
         self._number, self._corrupt = 0, -_LAST
-        # Where FFmpeg finds frames itself, it marks one that it completed before the one that was cut.
+        # Where FFmpeg finds frames itself, it flags one that it completed before the one that was cut.
         self._reach = _LAST if self.incomplete else 1
         self._reads = video.read_packets()
 

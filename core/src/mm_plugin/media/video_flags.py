@@ -1,4 +1,4 @@
-"""Marks of encryption in the packets and containers of videos. Decodes nothing."""
+"""Flags of encryption in the packets and containers of videos. Decodes nothing."""
 
 from __future__ import annotations
 
