@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_media_packets: most packets of one video or audio file, all of its streams together; FFmpeg holds up to 100 bytes for
             each that a header lists. An hour at 60 frames per second with six audio tracks has 1.2 million.
         max_decoded_pixels: most pixels that are decoded for one video, height x width of each frame. Frames between the sampled
-            ones count where they must be decoded too. The default is an hour of 1920 x 1080 at 30 frames per second, and a quarter more.
+            ones count where they must be decoded too. The default is 75 minutes of 1920 x 1080 at 30 per second.
         max_item_tokens: most prompt tokens for one media input. The default holds the longest video of Qwen's own defaults.
         preprocess_cache_bytes: capacity of the cache of prepared items, bytes.
         embedding_cache_bytes: capacity of the cache of embeddings, bytes.
