@@ -446,7 +446,7 @@ def test_samples_of_one_tick_are_counted_by_chunk() -> None:
     assert len(samples_of(data, 48000)) == 1_500_000
     hostile = bytearray(data)
     struct.pack_into(">IIII", hostile, data.index(b"stsc") + 8, 1, 1, 0x7FFFFFFF, 1)
-    with pytest.raises(MediaError, match="packets"):
+    with pytest.raises(LimitError, match="packets"):
         samples_of(bytes(hostile), 48000)
 
 

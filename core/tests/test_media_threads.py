@@ -510,11 +510,11 @@ def test_limits_of_a_request_come_before_decoding(open_many: Open, work: list[An
         error = fault(f"<{kind[:-1]}> " * 2, {kind: MEDIA[kind]}, **{f"max_{kind}": 1})
         assert (error.path, error.setting) == (kind, f"max_{kind}")
     assert fault(PROMPT, MEDIA, max_items=5).setting == "max_items"
-    # Four sampled frames of 32 x 48 in each video.
+    # One frame of 32 x 48 of each video is held at a time.
     both = {"videos": MEDIA["videos"]}
-    error = fault("<video> <video>", both, max_request_pixels=8 * 32 * 48 - 1)
-    assert (error.setting, error.value) == ("max_request_pixels", 8 * 32 * 48)
-    open_many(max_request_pixels=8 * 32 * 48).process("<video> <video>", **both)
+    error = fault("<video> <video>", both, max_request_pixels=2 * 32 * 48 - 1)
+    assert (error.setting, error.value) == ("max_request_pixels", 2 * 32 * 48)
+    open_many(max_request_pixels=2 * 32 * 48).process("<video> <video>", **both)
     assert fault("<video>", {"videos": [footage()]}, max_video_frames=39).path == "videos[0]"
     assert fault("<video>", {"videos": [footage()]}, max_item_tokens=3).path == "videos[0]"
 

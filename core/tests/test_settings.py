@@ -30,6 +30,8 @@ ENVIRONMENT = [
     ("MM_PLUGIN_MAX_VIDEO_SECONDS", "2.5", "max_video_seconds", 2.5),
     ("MM_PLUGIN_MAX_AUDIO_SECONDS", "30", "max_audio_seconds", 30.0),
     ("MM_PLUGIN_MAX_REQUEST_PIXELS", "8", "max_request_pixels", 8),
+    ("MM_PLUGIN_MAX_MEDIA_PACKETS", "11", "max_media_packets", 11),
+    ("MM_PLUGIN_MAX_DECODED_PIXELS", "12", "max_decoded_pixels", 12),
     ("MM_PLUGIN_ALLOWED_HOSTS", "a.example, *.b.example", "allowed_hosts", ("a.example", "*.b.example")),
     ("MM_PLUGIN_PRIVATE_HOSTS", "a.example", "private_hosts", ("a.example",)),
     ("MM_PLUGIN_FETCH_SECONDS", "1.5", "fetch_seconds", 1.5),

@@ -40,7 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_video_frames: most frames of one video, before sampling.
         max_video_seconds: longest video, seconds.
         max_audio_seconds: longest audio, seconds.
-        max_request_pixels: most pixels of all images and sampled frames of one request together, height x width each.
+        max_request_pixels: most pixels of all images, frames and videos of one request together, height x width each. Frames that
+            are given count each; of an encoded video, whose frames are decoded one by one, one frame counts.
         max_request_bytes: most bytes of all media inputs of one request together: encoded files as they arrive, and samples,
             features and embeddings that came as arrays. Arrays of pixels count to `max_request_pixels`.
         max_request_audio_seconds: longest audio of one request, all of it together that must be decoded, seconds.
@@ -48,6 +49,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_images: most images in one request.
         max_videos: most videos in one request.
         max_audios: most audio inputs in one request.
+        max_media_packets: most packets of one video or audio file, all of its streams together; FFmpeg holds up to 100 bytes for
+            each that a header lists. An hour at 60 frames per second with six audio tracks has 1.2 million.
+        max_decoded_pixels: most pixels that are decoded for one video, height x width of each frame. Frames between the sampled
+            ones count where they must be decoded too. The default is 75 minutes of 1920 x 1080 at 30 per second.
         max_item_tokens: most prompt tokens for one media input. The default holds the longest video of Qwen's own defaults.
         preprocess_cache_bytes: capacity of the cache of prepared items, bytes.
         embedding_cache_bytes: capacity of the cache of embeddings, bytes.
@@ -92,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_images: Count = 256
     max_videos: Count = 32
     max_audios: Count = 32
+    max_media_packets: Count = 1_500_000
+    max_decoded_pixels: Count = 1 << 38
     max_item_tokens: Count = 131_072
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024

@@ -76,6 +76,9 @@ class AudioSource:
         """The first bytes of the encoded file; empty for given samples."""
         return (self._data or b"")[:64]
 
+    def _checked(self) -> CheckedFile:
+        return CheckedFile(self._data or b"", path=self.path, settings=self._settings)
+
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:
@@ -115,7 +118,7 @@ class AudioSource:
     def _header(self) -> AudioSize:
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
-        with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), FORMATS) as container:
+        with av_decoding(self.path, "audio"), open_container(self._checked(), FORMATS) as container:
             track = choose_track(container, self._data or b"")
             stream = track.stream
             if container.format.name in HEADERLESS_FORMATS or not stream.rate:
@@ -139,7 +142,7 @@ class AudioSource:
     def _samples(self, sampling_rate: int) -> _Decoded:
         if self._given is not None:
             return _Decoded(_at_rate([self._given[0]], self._given[1], sampling_rate), sampling_rate, ())
-        with open_container(CheckedFile(self._data or b""), FORMATS) as container:
+        with open_container(self._checked(), FORMATS) as container:
             track = choose_track(container, self._data or b"")
             notes = list(track.notes)
             audios = _audios(container, track, notes)

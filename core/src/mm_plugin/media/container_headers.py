@@ -9,14 +9,13 @@ FLV, ASF, AU) are bounded by the time that FFmpeg may read: see `media.pyav`.
 from __future__ import annotations
 
 from mm_plugin.media.header_budget import MOST_TAGS, Budget, refuse
+from mm_plugin.media.limits import check_packets
 from mm_plugin.media.matroska_headers import check_matroska
 from mm_plugin.media.mp4_headers import check_mp4
 from mm_plugin.media.riff_headers import check_avi, without_riff_tags
 from mm_plugin.media.xiph_headers import check_flac, check_ogg
+from mm_plugin.settings import Settings
 
-# Packets of one file, all streams together; measured: FFmpeg holds up to 100 bytes for each. Two hours at 120 frames per second
-# are 864,000.
-MOST_PACKETS = 1 << 20
 _EBML = b"\x1a\x45\xdf\xa3"
 # FFmpeg takes a file for MP4 where one of these names a box near its beginning; others are recognized by their first bytes.
 _MP4_BOXES = (
@@ -102,16 +101,18 @@ def _without_inner_tags(data: bytes, budget: Budget) -> bytes:
     return b"".join([*parts, view[last:]]) if parts else data
 
 
-def check_head(data: bytes, most_packets: int = MOST_PACKETS, budget: Budget | None = None) -> None:
+def check_head(data: bytes, path: str, settings: Settings, budget: Budget | None = None) -> None:
     """Refuse a file whose header costs too much.
 
     Args:
         data: the file, without its tags.
-        most_packets: of all its streams together.
+        path: where it stands in the request, for messages.
+        settings: limits.
         budget: of its header.
 
     Raises:
-        MediaError: the header has more pieces, or promises more packets, tags or entries, than any video or audio has.
+        LimitError: the header promises more packets than `max_media_packets`.
+        MediaError: the header has more pieces, or promises more tags or entries, than any video or audio has.
     """
     budget = Budget() if budget is None else budget
     if data.startswith(_EBML):
@@ -123,21 +124,24 @@ def check_head(data: bytes, most_packets: int = MOST_PACKETS, budget: Budget | N
     elif data.startswith(b"RIFF"):
         check_avi(data, budget)
     elif data.startswith(b"caff"):
-        _check_caf(data, most_packets, budget)
+        _check_caf(data, path, settings, budget)
     elif data.startswith(b"TTA1"):
-        _check_tta(data, most_packets, budget)
+        _check_tta(data, path, settings, budget)
     elif any(data.find(kind, 0, _MP4_LOOKED_AT) >= 0 for kind in _MP4_BOXES):
-        check_mp4(data, most_packets, budget)
+        check_mp4(data, path, settings, budget)
 
 
-def _check_caf(data: bytes, most_packets: int, budget: Budget) -> None:
+def _check_caf(data: bytes, path: str, settings: Settings, budget: Budget) -> None:
     """Source: Apple Core Audio Format Specification 1.0, "Packet Table Chunk" and "Information Chunk"."""
-    for kind, most, size, what in ((b"pakt", most_packets, 8, "packets"), (b"info", MOST_TAGS, 4, "tags")):
+    for kind, size in ((b"pakt", 8), (b"info", 4)):
         at = data.find(kind)
         while at >= 0:
             budget.take()
-            if int.from_bytes(data[at + 12 : at + 12 + size], "big") > most and _fits(data, at):
-                raise refuse(what)
+            claimed = int.from_bytes(data[at + 12 : at + 12 + size], "big") if _fits(data, at) else 0
+            if kind == b"pakt":
+                check_packets(path, claimed, settings)
+            elif claimed > MOST_TAGS:
+                raise refuse("tags")
             at = data.find(kind, at + 4)
 
 
@@ -146,10 +150,9 @@ def _fits(data: bytes, at: int) -> bool:
     return -1 <= int.from_bytes(data[at + 4 : at + 12], "big", signed=True) <= 1 << 32
 
 
-def _check_tta(data: bytes, most_packets: int, budget: Budget) -> None:
+def _check_tta(data: bytes, path: str, settings: Settings, budget: Budget) -> None:
     """Source: TTA1 format description: frames of 256/245 seconds, with the size of each in a table."""
     rate, samples = (int.from_bytes(data[at : at + 4], "little") for at in (10, 14))
     frames = -(-samples // max(256 * rate // 245, 1))
     budget.hold(frames, 4, len(data), "frames")
-    if frames > most_packets:
-        raise refuse("packets")
+    check_packets(path, frames, settings)

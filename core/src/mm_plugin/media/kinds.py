@@ -38,7 +38,7 @@ class MediaKind(msgspec.Struct, frozen=True, eq=False):
         open: (value, *, path, settings) -> `MediaSource`; opens a media input in any accepted form, without decoding it.
         known_size: (size, rules, path, settings) -> the size that `layout` gets, from one that the caller gave; raises
             `UsageError` where it is not a size of this modality.
-        pixels: pixels that are decoded for a media input of a size that `layout` gets.
+        pixels: pixels that are held at once for a media input of a size that `layout` gets; of a video those of one frame.
         arrays: of a decoded media input, the arrays that may be the caller's own.
 
     Examples:
@@ -158,7 +158,7 @@ MEDIA_KINDS: Mapping[Modality, MediaKind] = MappingProxyType(
                 modality=Modality.VIDEO,
                 open=open_video,
                 known_size=_known_video,
-                pixels=lambda size: size.height * size.width * size.frames,
+                pixels=lambda size: size.height * size.width,  # frames are decoded one by one
                 arrays=lambda decoded: [],  # noqa: ARG005 - frames are copied as they are decoded
             ),
             MediaKind(

@@ -207,3 +207,44 @@ def check_request_pixels(path: str | None, pixels: int, settings: Settings) -> N
             value=pixels,
             fix="send fewer or smaller media",
         )
+
+
+def check_packets(path: str, packets: int, settings: Settings) -> None:
+    """Refuse a file of more packets, all streams together, than `max_media_packets`.
+
+    Raises:
+        LimitError: more packets.
+    """
+    limit = settings.max_media_packets
+    if packets > limit:
+        raise LimitError.exceeded(
+            "packets of all streams",
+            path=path,
+            setting="max_media_packets",
+            limit=limit,
+            value=packets,
+            fix="send a shorter file, or one with fewer streams",
+        )
+
+
+def check_decoded_pixels(path: str, pixels: int, settings: Settings) -> None:
+    """Refuse a video of which more pixels must be decoded than `max_decoded_pixels`.
+
+    Args:
+        path: where it stands in the request, for messages.
+        pixels: of all frames that are decoded, the ones between the sampled frames included.
+        settings: limits.
+
+    Raises:
+        LimitError: more pixels.
+    """
+    limit = settings.max_decoded_pixels
+    if pixels > limit:
+        raise LimitError.exceeded(
+            "decoded pixels",
+            path=path,
+            setting="max_decoded_pixels",
+            limit=limit,
+            value=pixels,
+            fix="send a shorter or smaller video, or one with more key frames",
+        )

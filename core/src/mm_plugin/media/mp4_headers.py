@@ -18,6 +18,8 @@ import numpy as np
 from mm_plugin.errors import MediaError
 from mm_plugin.media.header_budget import MOST_PRODUCT, MOST_TAGS, Budget, refuse
 from mm_plugin.media.isobmff import boxes, find_boxes, number
+from mm_plugin.media.limits import check_packets
+from mm_plugin.settings import Settings
 
 # Each table with a count: where the count stands after the kind, and the bytes of its smallest entry.
 _TABLES = {
@@ -45,17 +47,18 @@ class _Layout(NamedTuple):
     tracks: list[tuple[int, int]]
 
 
-def check_mp4(data: bytes, most_packets: int, budget: Budget) -> None:
+def check_mp4(data: bytes, path: str, settings: Settings, budget: Budget) -> None:
     """Refuse a header that promises too much.
 
     Raises:
-        MediaError: it does.
+        LimitError: more packets than `max_media_packets`.
+        MediaError: more of anything else.
     """
     layout = _layout(data, budget)
     for kind in (*_TABLES, *_ITEMS):
         for at in _found(data, layout, kind, budget):
             _check_table(data, kind, at, budget)
-    _check_samples(data, layout, most_packets, budget)
+    _check_samples(data, layout, path, settings, budget)
     _check_fragments(data, layout, budget)
     _check_tags(data, layout, budget)
     if any(_found(data, layout, b"cmov", budget)):
@@ -108,8 +111,9 @@ def _check_table(data: bytes, kind: bytes, at: int, budget: Budget) -> None:
 # ---------------------------------------------------------------- samples
 
 
-def _check_samples(data: bytes, layout: _Layout, most_packets: int, budget: Budget) -> None:
+def _check_samples(data: bytes, layout: _Layout, path: str, settings: Settings, budget: Budget) -> None:
     """The samples of all tables, and those of each track once more for every edit."""
+    most_packets = settings.max_media_packets
     total = sum(number(data, at + 8) for at in _found(data, layout, b"trun", budget))
     samples: dict[int | None, int] = {}
     for kind in (b"stsz", b"stz2"):
@@ -120,8 +124,7 @@ def _check_samples(data: bytes, layout: _Layout, most_packets: int, budget: Budg
         if place is not None and claimed > most_packets // 4:
             joined = _joined(data, layout.tracks[place], most_packets, budget)
             samples[place] = claimed if joined is None else joined
-    if total + sum(samples.values()) > most_packets:
-        raise refuse("packets")
+    check_packets(path, total + sum(samples.values()), settings)
     edits: dict[int | None, int] = {}
     for at in _found(data, layout, b"elst", budget):
         place = _track_of(layout, at)

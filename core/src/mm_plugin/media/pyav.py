@@ -16,9 +16,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import MediaError, UsageError
-from mm_plugin.media.container_headers import MOST_PACKETS, check_head, without_tags
+from mm_plugin.media.container_headers import check_head, without_tags
 from mm_plugin.media.decoder_errors import decoding
 from mm_plugin.media.header_budget import Budget
+from mm_plugin.media.limits import check_packets
+from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -66,17 +68,25 @@ class _Reader:
 class CheckedFile:
     """An encoded file whose header is checked for its cost to FFmpeg, once however often it is opened. Final.
 
+    Args:
+        data: the encoded file.
+        path: where it stands in the request, for messages.
+        settings: limits.
+
     Attributes:
         data: of the file, without its ID3 tags.
+        path: where it stands in the request.
+        settings: limits.
 
     Raises:
-        MediaError: its header promises more packets or tags than any video or audio has.
+        LimitError: its header promises more packets than a limit allows.
+        MediaError: its header promises more tags than any video or audio has.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, path: str, settings: Settings) -> None:
         budget = Budget()
-        self.data = without_tags(data, budget)
-        check_head(self.data, budget=budget)
+        self.data, self.path, self.settings = without_tags(data, budget), path, settings
+        check_head(self.data, path, settings, budget)
 
 
 @contextlib.contextmanager
@@ -91,7 +101,7 @@ def open_container(file: CheckedFile, formats: str) -> Iterator[Any]:
 def open_packets(file: CheckedFile, formats: str) -> Iterator[tuple[Any, Iterator[Any]]]:
     """As `open_container`, and every packet of all its streams, read within the time that packets take."""
     with _opened(file, formats) as (container, reader):
-        yield container, _packets(container, reader)
+        yield container, _packets(container, reader, file)
 
 
 @contextlib.contextmanager
@@ -116,10 +126,11 @@ def _opened(file: CheckedFile, formats: str) -> Iterator[tuple[Any, _Reader]]:
         yield container, reader
 
 
-def _packets(container: Any, reader: _Reader) -> Iterator[Any]:
-    for count, packet in enumerate(container.demux()):
-        if count > MOST_PACKETS:
-            raise MediaError(f"expected at most {MOST_PACKETS} packets, got more", reason="packets")
+def _packets(container: Any, reader: _Reader, file: CheckedFile) -> Iterator[Any]:
+    count = 0
+    for packet in container.demux():
+        count += packet.size > 0 or packet.pts is not None  # not what ends a stream
+        check_packets(file.path, count, file.settings)
         reader.allow(_PACKET_SECONDS)
         yield packet
     _check_time(reader)

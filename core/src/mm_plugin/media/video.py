@@ -23,8 +23,9 @@ from mm_plugin.media.pyav import av_decoding
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, is_remote, read_bytes
 from mm_plugin.media.types import WHITE, Color, DecodedVideo, SampledVideo, VideoFrames, VideoSize, whole
+from mm_plugin.media.video_file import VideoFile
 from mm_plugin.media.video_frames import DecodedFrames
-from mm_plugin.media.video_index import VideoFile, VideoIndex, read_index
+from mm_plugin.media.video_index import VideoIndex, read_index
 from mm_plugin.settings import Settings
 
 
@@ -72,9 +73,13 @@ class EncodedVideo:
         Args:
             size: which frames.
             background: RGB levels shown through transparent pixels.
+
+        Raises:
+            LimitError: more pixels must be decoded for them than a limit allows.
         """
         index = self._indexed()
-        return DecodedVideo(size, DecodedFrames(self._file, index, size.indices.tolist(), background))
+        frames = DecodedFrames(self._file, index, size.indices.tolist(), background)
+        return DecodedVideo(size, frames, notes=_notes(index))
 
     def _indexed(self) -> VideoIndex:
         if self._index is None:
@@ -195,6 +200,13 @@ class _PickedFrames:
 
 
 VideoSource = EncodedVideo | GivenFrames
+
+
+def _notes(index: VideoIndex) -> tuple[str, ...]:
+    if not index.left_out:
+        return ()
+    frames = "the last frame is" if index.left_out == 1 else f"{index.left_out} of the last frames are"
+    return (f"{frames} damaged or cut off, and left out",)
 
 
 def open_video(value: Any, *, path: str, settings: Settings) -> VideoSource:

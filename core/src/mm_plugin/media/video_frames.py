@@ -1,4 +1,7 @@
-"""The chosen frames of an encoded video, decoded one after another into [height, width, 3] uint8 RGB. Chooses none."""
+"""The chosen frames of an encoded video, decoded one after another into [height, width, 3] uint8 RGB. Chooses none.
+
+One frame is held at a time, as it is decoded and as it is yielded, whether or not garbage is collected.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.limits import check_decoded_pixels
 from mm_plugin.media.pyav import av_decoding
+from mm_plugin.media.turns import Turn
 from mm_plugin.media.types import Color
-from mm_plugin.media.video_index import VideoFile, VideoIndex, turn_of
+from mm_plugin.media.video_file import VideoFile, is_whole
+from mm_plugin.media.video_index import VideoIndex
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 # A key frame that is fewer frames ahead is reached by decoding; measured: seeking costs as much as decoding some frames.
 _WORTH_SEEKING = 16
+_MOST_DISORDER = 16  # frames that come before one that is displayed earlier; no codec holds more
+_BAND = 64  # rows that are composited together
 
 
 class DecodedFrames:
@@ -28,10 +36,15 @@ class DecodedFrames:
         index: of that file.
         indices: the chosen frames, never descending.
         background: RGB levels shown through transparent pixels.
+
+    Raises:
+        LimitError: more pixels must be decoded for them than a limit allows.
     """
 
     def __init__(self, file: VideoFile, index: VideoIndex, indices: list[int], background: Color) -> None:
         self._file, self._index, self._indices, self._background = file, index, indices, background
+        frames = _decoded_frames(index, sorted(set(indices)))
+        check_decoded_pixels(file.path, frames * index.size.height * index.size.width, file.settings)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -43,8 +56,39 @@ class DecodedFrames:
             for place in self._indices:
                 if place != last:
                     del pixels  # only one is held while the next is made
-                    pixels, last = _rgb(next(frames), self._index, self._background), place
+                    pixels, last = self._image(next(frames), place), place
                 yield pixels
+
+    def _image(self, frame: VideoFrame, place: int) -> np.ndarray:
+        """A decoded frame as [height, width, 3] uint8, turned as a viewer turns it."""
+        size, turn = self._index.size, self._index.turns.at(place)
+        height, width = turn.size(frame.height, frame.width)
+        if (height, width) != (size.height, size.width):
+            raise MediaError(
+                f"expected every frame to have {size.height} x {size.width} pixels, as the first has, got one of {height} x "
+                f"{width}",
+                reason="size",
+            )
+        return _rgb(frame, turn, self._background)
+
+
+def _rgb(frame: VideoFrame, turn: Turn, background: Color) -> np.ndarray:
+    transparent = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
+    pixels = frame.to_ndarray(format="rgba" if transparent else "rgb24")
+    if transparent:
+        pixels = _over(pixels, background)
+    return np.ascontiguousarray(turn.apply(pixels))
+
+
+def _over(pixels: np.ndarray, background: Color) -> np.ndarray:
+    """An image with alpha over a background, some rows at a time."""
+    shown = np.empty((*pixels.shape[:2], 3), dtype=np.uint8)
+    under = np.array(background, dtype=np.uint16)
+    for start in range(0, len(pixels), _BAND):
+        band = pixels[start : start + _BAND]
+        alpha = band[:, :, 3:].astype(np.uint16)
+        shown[start : start + _BAND] = (band[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255
+    return shown
 
 
 def _chosen(file: VideoFile, index: VideoIndex, indices: Sequence[int]) -> Iterator[VideoFrame]:
@@ -57,18 +101,17 @@ def _chosen(file: VideoFile, index: VideoIndex, indices: Sequence[int]) -> Itera
     if done == len(indices):
         return
     # Where seeking is impossible or does not arrive, every frame is decoded, which misses none.
-    rest = iter(indices[done:] if index.pts is None else [index.pts[place] for place in indices[done:]])
-    with file.open() as (container, stream):
-        target = next(rest, None)
-        for place, frame in enumerate(container.decode(stream)):
-            if (place if index.pts is None else frame.pts) == target:
-                if frame.is_corrupt:
-                    break
-                yield frame
-                target = next(rest, None)
-                if target is None:
-                    return
-    raise MediaError("a frame that the file's index lists cannot be decoded", reason="broken")
+    rest = indices[done:] if index.pts is None else [index.pts[place] for place in indices[done:]]
+    with file.open() as video:
+        numbered = (
+            (place if index.pts is None else frame.pts, frame, lost)
+            for place, (frame, lost) in enumerate(video.decode())
+        )
+        for frame in _in_order(numbered, rest):
+            yield frame
+            done += 1
+    if done < len(indices):
+        raise MediaError("a frame that the file's index lists is damaged or missing", reason="broken")
 
 
 def _after_seeking(file: VideoFile, index: VideoIndex, wanted: Sequence[int]) -> Iterator[VideoFrame]:
@@ -76,35 +119,60 @@ def _after_seeking(file: VideoFile, index: VideoIndex, wanted: Sequence[int]) ->
     stretches = list(_stretches(index, wanted))
     if len(stretches) == 1 and stretches[0][1] is None:
         return  # nothing can be skipped
-    from av.video.frame import PictureType
-
-    with file.open() as (container, stream):
+    with file.open() as video:
         for stretch, start in stretches:
-            rest = iter(stretch)
-            target = next(rest, None)
+            done = 0
             try:
                 if start is not None:
-                    container.seek(start, stream=stream, backward=True)
-                entered = start is None
-                for frame in container.decode(stream):
-                    if not entered and frame.pts is not None and start is not None and frame.pts >= start:
-                        # A frame that is not whole by itself, whatever the container calls it, is not a place to start.
-                        entered = frame.pts == start and frame.key_frame and frame.pict_type == PictureType.I
-                        if not entered:
-                            return
-                    if frame.pts is not None and target is not None and frame.pts > target:
-                        return
-                    if frame.pts == target:
-                        if frame.is_corrupt:
-                            return
-                        yield frame
-                        target = next(rest, None)
-                        if target is None:
-                            break
+                    video.container.seek(start, stream=video.stream, backward=True)
+                for frame in _in_order(_entered(video.decode(), start), stretch):
+                    yield frame
+                    done += 1
             except (OSError, ValueError):
                 return  # seeking failed, or what is there is corrupted
-            if target is not None:
+            if done < len(stretch):
                 return
+
+
+def _entered(
+    decoded: Iterator[tuple[VideoFrame, bool]], start: int | None
+) -> Iterator[tuple[int | None, VideoFrame, bool]]:
+    """Frames with their times; none where the first one from `start` on is not a key frame at that time."""
+    entered = start is None
+    for frame, lost in decoded:
+        if not entered and frame.pts is not None and start is not None and frame.pts >= start:
+            # A frame that is not whole by itself, whatever the container calls it, is not a place to start.
+            entered = frame.pts == start and is_whole(frame)
+            if not entered:
+                return
+        yield frame.pts, frame, lost
+
+
+def _in_order(decoded: Iterator[tuple[int | None, VideoFrame, bool]], wanted: Sequence[int]) -> Iterator[VideoFrame]:
+    """The frames with these numbers, ascending; ends early at one that is damaged or does not come.
+
+    Some streams do not say how far frames are from their place, and their first ones come out of order; those wait here.
+    """
+    early: dict[int, VideoFrame] = {}
+    place = late = 0
+    if not wanted:
+        return
+    left = set(wanted)
+    for number, frame, lost in decoded:
+        if number in left:
+            if frame.is_corrupt or lost:
+                return
+            left.discard(number)
+            early[number] = frame
+        while place < len(wanted) and wanted[place] in early:
+            late = 0
+            yield early.pop(wanted[place])
+            place += 1
+        if place == len(wanted):
+            return
+        late += number is not None and number > wanted[place]
+        if late > _MOST_DISORDER:
+            return
 
 
 def _stretches(index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
@@ -127,21 +195,14 @@ def _stretches(index: VideoIndex, wanted: Sequence[int]) -> Iterator[tuple[list[
         yield stretch, start
 
 
-def _rgb(frame: VideoFrame, index: VideoIndex, background: Color) -> np.ndarray:
-    """A decoded frame as [height, width, 3] uint8, turned as a viewer turns it."""
-    transparent = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
-    pixels = frame.to_ndarray(format="rgba" if transparent else "rgb24")
-    if transparent:
-        alpha = pixels[:, :, 3:].astype(np.uint16)
-        front = pixels[:, :, :3] * alpha + np.array(background, dtype=np.uint16) * (255 - alpha)
-        pixels = ((front + 127) // 255).astype(np.uint8)
-    if index.turn.exchanged:
-        pixels = pixels.swapaxes(0, 1)
-    pixels = pixels[:: -1 if index.turn.upwards else 1, :: -1 if index.turn.leftwards else 1]
-    if pixels.shape[:2] != (index.size.height, index.size.width) or turn_of(frame) != index.turn:
-        raise MediaError(
-            f"expected every frame to have {index.size.height} x {index.size.width} pixels, got one of "
-            f"{pixels.shape[0]} x {pixels.shape[1]} or with another rotation",
-            reason="size",
-        )
-    return np.ascontiguousarray(pixels)
+def _decoded_frames(index: VideoIndex, indices: Sequence[int]) -> int:
+    """How many frames are decoded for these, where no seek fails."""
+    if not indices:
+        return 0
+    if index.pts is None or not index.seekable:
+        return indices[-1] + 1
+    places = {time: place for place, time in zip(indices, (index.pts[place] for place in indices), strict=True)}
+    return sum(
+        places[stretch[-1]] + 1 - (0 if start is None else bisect.bisect_left(index.pts, start))
+        for stretch, start in _stretches(index, [index.pts[place] for place in indices])
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,41 +13,27 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import MediaError
-from mm_plugin.media.limits import check_frames, check_pixels, check_video_seconds
-from mm_plugin.media.pyav import CheckedFile, open_container, open_packets
+from mm_plugin.media.limits import check_decoded_pixels, check_frames, check_pixels, check_video_seconds
+from mm_plugin.media.mp4_tracks import has_encrypted_video, is_locked, is_upright
+from mm_plugin.media.turns import Turn, Turns, turn_of
 from mm_plugin.media.types import VideoSize
-from mm_plugin.settings import Settings
+from mm_plugin.media.video_file import OpenVideo, VideoFile
+from mm_plugin.media.video_flags import is_cut, is_encrypted, is_scrambled
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
-    from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
+    from av.packet import Packet
 
-# FFmpeg's names.
-_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif"
-_CODECS = frozenset(
-    {
-        "h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mpeg1video", "mpeg2video", "mjpeg", "gif", "theora",
-        "msmpeg4v2", "msmpeg4v3", "prores",
-    }
-)  # fmt: skip
 # The codecs whose frames' times FFmpeg reports correctly from AVI.
 _IN_ORDER = ("mpeg4", "msmpeg4v2", "msmpeg4v3", "mjpeg")
 # Containers that know where their key frames are.
-_SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-# The identity matrix of an mp4 file, as its bytes.
-_UNTURNED = np.array([65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000], dtype=">i4").tobytes()
-
-
-class Turn(NamedTuple):
-    """How a viewer turns a frame: sides are exchanged first, then rows or columns are read backwards."""
-
-    exchanged: bool = False
-    upwards: bool = False
-    leftwards: bool = False
-
-
-_QUARTERS = (Turn(), Turn(True, True, False), Turn(False, True, True), Turn(True, False, True))  # counterclockwise
+_MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
+_SEEKABLE = (_MP4, "matroska,webm")
+# Containers that do not say how long a frame is, so that whether the last one is whole is seen only by decoding it.
+_UNMEASURED = ("mpegts", "mpeg")
+# A recording that was cut ends in a damaged frame; so many packets from the end on may be left out for it.
+_LAST = 4
+# Packets that a decoder gets before the last ones, so that nothing refers to what was passed over.
+_SETTLED = 16
 
 
 class VideoIndex(msgspec.Struct, frozen=True, eq=False):
@@ -53,83 +41,76 @@ class VideoIndex(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         size: after rotation.
-        turn: how a frame is turned.
+        turns: how each frame is turned.
         pts: of each frame in display order; None where packets do not say, so that frames are counted instead.
         keys: pts of key frames, ascending.
         seekable: whether decoding can start at a key frame.
+        left_out: damaged frames at the end that are not counted.
     """
 
     size: VideoSize
-    turn: Turn
+    turns: Turns
     pts: list[int] | None
     keys: list[int]
     seekable: bool
+    left_out: int = 0
 
 
-class VideoFile:
-    """An encoded video as it is opened again and again, with its limits. Final.
+class _Packets:
+    """What the packets of the video stream and the header of its container say; filled packet by packet."""
 
-    Args:
-        path: where it stands in the request, for messages.
-        settings: limits.
-        data: the encoded file.
-    """
+    def __init__(self, video: OpenVideo, data: bytes) -> None:
+        stream, name = video.stream, video.container.format.name
+        self.pts: list[int | None] = []
+        self.keys: list[int] = []
+        self.turns: list[tuple[int | None, Turn | None]] = []  # from these times on; None: as the track says
+        self.height, self.width = stream.height, stream.width
+        self.base, self.rate = stream.time_base, stream.average_rate or stream.guessed_rate
+        self.seekable = name in _SEEKABLE
+        self.upright = name == _MP4 and is_upright(data, stream.id)
+        # In AVI, pts count frames as they are stored, not as they are displayed.
+        self.counted = not (name == "avi" and video.codec not in _IN_ORDER)
+        self.incomplete, self.guessed = name in _UNMEASURED, name == "mpeg"
+        self.broken = False  # whether the last packet is known to be incomplete
+        self.starts: list[int] = [0]  # packets before each key frame
+        self.last: deque[int | None] = deque(maxlen=_LAST)
+        self.promised = stream.frames if name == _MP4 else 0  # of packets, in the header
+        self._number, self._corrupt = 0, -_LAST
+        # Where FFmpeg finds frames itself, it flags one that it completed before the one that was cut.
+        self._reach = _LAST if self.incomplete else 1
+        self._reads = video.read_packets()
 
-    def __init__(self, path: str, settings: Settings, data: bytes) -> None:
-        self.path, self.settings = path, settings
-        self._file = CheckedFile(data)
+    def add(self, packet: Packet[Any]) -> None:
+        """Count what one packet of the video stream holds."""
+        holds = self._reads.read(bytes(packet))
+        self._number += 1
+        if holds.turn is not None or holds.upright:
+            self.turns.append((packet.pts, holds.turn))
+        if packet.is_keyframe and packet.pts is not None and holds.frames != 0:
+            if not self.keys:
+                self.pts.clear()  # what comes before cannot be decoded: the video was cut out of a longer one
+                self.last.clear()
+            self.keys.append(packet.pts)
+            self.starts.append(self._number - 1)
+        if holds.frames is None:
+            self.counted = False
+        self._corrupt = self._number if packet.is_corrupt else self._corrupt
+        self.broken = not holds.whole or self._number - self._corrupt < self._reach or self._reads.waits
+        if holds.frames == 0 or packet.is_discard:
+            return
+        if packet.pts is None or not self.keys or packet.pts >= self.keys[0]:
+            self.pts.append(packet.pts)
+            self.last.append(packet.pts)
 
     @property
-    def data(self) -> bytes:
-        """The file without its tags."""
-        return self._file.data
+    def total(self) -> int:
+        """Packets so far."""
+        return self._number
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """The container and its video stream, ready to be decoded."""
-        with open_container(self._file, _FORMATS) as container:
-            yield container, self._stream(container)
-
-    @contextlib.contextmanager
-    def open_packets(self) -> Iterator[tuple[InputContainer, VideoStream, Iterator[Any]]]:
-        """The container, its video stream, and every packet of all of its streams."""
-        with open_packets(self._file, _FORMATS) as (container, packets):
-            yield container, self._stream(container), packets
-
-    def _stream(self, container: InputContainer) -> VideoStream:
-        """The first stream that is a moving image."""
-        from av.stream import Disposition
-
-        for stream in container.streams.video:
-            if not stream.disposition & Disposition.attached_pic:
-                break
-        else:
-            raise MediaError("the file holds no video", reason="format")
-        codec = stream.codec_context
-        name = codec.codec.canonical_name if codec is not None else "unknown"
-        if codec is None or name not in _CODECS:
-            raise MediaError(f"unsupported video codec {name}; convert the video to H.264", reason="codec")
-        check_pixels(self.path, max(stream.height, 1), max(stream.width, 1), self.settings)
-        # The size in a frame's own header counts too; a decoder works in whole blocks, so it may ask for a little more.
-        limit = self.settings.max_image_pixels
-        codec.options = {"max_pixels": str(limit + limit // 8 + (1 << 16))}
-        stream.thread_type = "AUTO"
-        codec.thread_count = min(2, self.settings.threads)
-        return stream
-
-
-class _Packets(NamedTuple):
-    """What the packets of the video stream and the header of its container say."""
-
-    pts: list[int | None]
-    keys: list[int]
-    height: int
-    width: int
-    base: Fraction | None
-    rate: Fraction | None
-    seekable: bool
-    upright: bool  # every matrix in the header is the identity
-    numbered: bool  # pts count frames as they are stored, not as they are displayed
+    def before_end(self) -> int:
+        """Packets before a key frame from which on the end can be decoded."""
+        place = bisect.bisect_right(self.starts, self._number - _SETTLED)
+        return self.starts[max(place - 1, 0)]
 
 
 class _Frames(NamedTuple):
@@ -137,9 +118,10 @@ class _Frames(NamedTuple):
 
     height: int
     width: int
-    turn: Turn
-    pts: list[int] | None  # None where a frame has none, or they do not ascend
+    turns: Turns
+    pts: list[int] | None  # ascending; None where a frame has none, or two have the same
     total: int
+    left_out: int
 
 
 def read_index(file: VideoFile) -> VideoIndex:
@@ -149,104 +131,140 @@ def read_index(file: VideoFile) -> VideoIndex:
         MediaError: it holds no video that can be read.
         LimitError: it has more frames, seconds or pixels than a limit allows.
     """
-    packets = _read_packets(file)
-    height, width, base, turn = packets.height, packets.width, packets.base, Turn()
+    try:
+        packets = _read_packets(file)
+    except MediaError as error:  # FFmpeg gives up where it does not understand how samples are encrypted
+        if error.reason != "format" or not has_encrypted_video(file.data):
+            raise
+        raise _encrypted() from error
+    height, width, base = packets.height, packets.width, packets.base
+    first, left_out = Turn(), 0
     ordered = sorted({time for time in packets.pts if time is not None})
-    known = not packets.numbered and len(ordered) == len(packets.pts)
+    if packets.broken and packets.promised - packets.total > _LAST:
+        raise MediaError(
+            f"the file ends early: its header lists {packets.promised} frames, and {packets.total} of them are there",
+            reason="broken",
+        )
+    known = packets.counted and len(ordered) == len(packets.pts)
+    turns: Turns | None = None
     if not known or not packets.upright or not height or not width:
-        frames = _decode_for_index(file, every=not known)
-        height, width, turn = frames.height, frames.width, frames.turn
-        if not known and frames.pts is not None:
-            ordered = frames.pts
-        elif not known:
-            ordered, base = list(range(frames.total)), 1 / packets.rate if packets.rate else None
+        frames = _decode_for_index(file, every=not known, broken=packets.broken)
+        height, width, first = frames.height, frames.width, frames.turns.first
+        if not known:
+            turns, left_out = frames.turns, frames.left_out
+            if frames.pts is not None:
+                ordered = frames.pts
+                turns = _turns(first, packets.turns, ordered)
+                known = packets.seekable and set(ordered) <= set(packets.pts)
+            else:
+                ordered, base = list(range(frames.total)), 1 / packets.rate if packets.rate else None
+    if turns is None:
+        turns = _turns(first, packets.turns, ordered)
+        if packets.incomplete or packets.broken:
+            damaged = _damaged_end(file, packets, height * width)
+            left_out, ordered = len(damaged), [time for time in ordered if time not in damaged]
     if base is None:
         raise MediaError("the file does not say when its frames are displayed", reason="metadata")
-    if turn.exchanged:
-        height, width = width, height
+    if not ordered:
+        raise MediaError("the video holds no frame that can be decoded", reason="broken")
+    height, width = turns.at(0).size(height, width)
     check_pixels(file.path, height, width, file.settings)
     times, fps = _times(ordered, base, packets.rate)
     size = VideoSize(height, width, len(ordered), fps, times)
     check_video_seconds(file.path, size.duration, file.settings)
-    return VideoIndex(size, turn, ordered if known else None, sorted(packets.keys), packets.seekable)
+    return VideoIndex(size, turns, ordered if known else None, sorted(packets.keys), packets.seekable, left_out)
 
 
 def _read_packets(file: VideoFile) -> _Packets:
-    with file.open_packets() as (container, stream, packets):
-        pts: list[int | None] = []
-        keys: list[int] = []
-        hidden = _hidden_frames(stream)
-        for packet in packets:
-            if packet.stream is not stream or packet.size == 0:
+    with file.open_packets() as (video, stream_packets):
+        found = _Packets(video, file.data)
+        marked = video.container.format.name == _MP4
+        if (marked and is_locked(file.data, video.stream.id)) or "enc_key_id" in video.stream.metadata:
+            raise _encrypted()
+        for packet in stream_packets:
+            if packet.stream is not video.stream or not packet.size:
                 continue
-            if packet.is_keyframe and packet.pts is not None:
-                if not keys:
-                    pts.clear()  # what comes before cannot be decoded: the video was cut out of a longer one
-                keys.append(packet.pts)
-            if packet.is_discard or (hidden and not memoryview(packet)[0] & hidden):
-                continue
-            if packet.pts is None or not keys or packet.pts >= keys[0]:
-                pts.append(packet.pts)
-                check_frames(file.path, len(pts), file.settings)
-        if not pts:
+            if marked and is_encrypted(packet):
+                raise _encrypted()
+            found.add(packet)
+            check_frames(file.path, len(found.pts), file.settings)
+        if not found.pts:
             raise MediaError("the video holds no frame", reason="empty")
-        name = container.format.name
-        return _Packets(
-            pts=pts,
-            keys=keys,
-            height=stream.height,
-            width=stream.width,
-            base=stream.time_base,
-            rate=stream.average_rate or stream.guessed_rate,
-            seekable=name in _SEEKABLE,
-            upright=name == _SEEKABLE[0]
-            and file.data.count(_UNTURNED) >= file.data.count(b"tkhd") + file.data.count(b"mvhd"),
-            numbered=name == "avi" and stream.codec_context.codec.canonical_name not in _IN_ORDER,
-        )
+        name, track = video.container.format.name, video.stream.id
+    found.broken = found.broken or (name == "mpegts" and is_cut(file.data, track))
+    if is_scrambled(name, file.data, track) and not _decodes(file):
+        raise _encrypted()
+    return found
 
 
-def _decode_for_index(file: VideoFile, *, every: bool) -> _Frames:
-    """The size and turn of the first frame, and the times and count of all frames where those are asked for."""
+def _encrypted() -> MediaError:
+    return MediaError("the video is encrypted; decrypt it first", reason="encrypted")
+
+
+def _decodes(file: VideoFile) -> bool:
+    """Whether one of the first frames is whole."""
+    with file.open() as video:
+        return any(not frame.is_corrupt and not lost for frame, lost in itertools.islice(video.decode(), 8))
+
+
+def _turns(first: Turn, said: Sequence[tuple[int | None, Turn | None]], ordered: Sequence[int]) -> Turns:
+    """The turn of every frame, from what the stream says at some times. What it says holds until it says otherwise."""
+    if not said:
+        return Turns(first)
+    at = sorted(((time, turn) for time, turn in said if time is not None), key=lambda one: one[0])
+    # The first frame's turn, which was decoded, is the track's, unless it is the stream's.
+    track = Turn() if at and ordered and at[0][0] <= ordered[0] else first
+    places = np.searchsorted(np.array(ordered), np.array([time for time, _ in at])).tolist()
+    changes = tuple((place, track if turn is None else turn) for place, (_, turn) in zip(places, at, strict=True))
+    return Turns(track, changes)
+
+
+def _decode_for_index(file: VideoFile, *, every: bool, broken: bool) -> _Frames:
+    """The size and turn of the first frame, and the times, turns and count of all frames where those are asked for."""
     times: list[int] = []
-    first, count, last, timed = None, 0, None, True
-    with file.open() as (container, stream):
-        for frame in container.decode(stream):
-            first = (frame.height, frame.width, turn_of(frame)) if first is None else first
+    changes: list[tuple[int, Turn]] = []
+    first, count = None, 0
+    damaged = -_LAST  # the first of the last frames that is damaged
+    with file.open() as video:
+        for frame, lost in video.decode():
+            turn = turn_of(frame)
+            first = (frame.height, frame.width, turn) if first is None else first
             if not every:
                 break
+            if turn != (changes[-1][1] if changes else first[2]) and turn != Turn():
+                changes.append((count, turn))
+            if (frame.is_corrupt or lost) and count - damaged >= _LAST:
+                damaged = count
             count += 1
             check_frames(file.path, count, file.settings)
-            timed = timed and frame.pts is not None and (last is None or frame.pts > last)
-            last = frame.pts
-            if timed and last is not None:
-                times.append(last)
+            check_decoded_pixels(file.path, count * frame.height * frame.width, file.settings)
+            if frame.pts is not None:
+                times.append(frame.pts)
     if first is None:
         raise MediaError("the video holds no frame that can be decoded", reason="broken")
-    return _Frames(*first, times if timed else None, count)
+    height, width, turn = first
+    left_out = count - damaged if count - damaged <= _LAST else int(broken)
+    timed = len(set(times)) == count
+    kept = sorted(times[: count - left_out]) if timed else None
+    return _Frames(height, width, Turns(turn, tuple(changes)), kept, count - left_out, left_out)
 
 
-def turn_of(frame: VideoFrame) -> Turn:
-    """From the matrix that displays a pixel (x, y) of the frame at (a x + c y, b x + d y), x to the right and y down."""
-    try:
-        side_data: Any = frame.side_data
-        matrix = bytes(side_data["DISPLAYMATRIX"])
-    except KeyError:
-        return Turn()
-    except ValueError:  # the frame has side data of a kind that PyAV has no name for
-        return _QUARTERS[round(frame.rotation / 90) % 4]
-    a, b, _, c, d = np.frombuffer(matrix, dtype=np.int32, count=5).tolist()
-    if abs(b) + abs(c) > abs(a) + abs(d):
-        return Turn(True, b < 0, c < 0)
-    return Turn(False, d < 0, a < 0)
-
-
-def _hidden_frames(stream: VideoStream) -> int:
-    """The bit of a packet's first byte that says whether its frame is displayed; 0 where every packet's is.
-
-    Source: RFC 6386, section 9.1: VP8 stores frames that are only referred to as packets of their own.
-    """
-    codec = stream.codec_context
-    return 0x10 if codec is not None and codec.codec.canonical_name == "vp8" else 0
+def _damaged_end(file: VideoFile, packets: _Packets, pixels: int) -> set[int]:
+    """Times of the frames of the last packets that are damaged, as where a recording was cut."""
+    watched = {time for time in packets.last if time is not None}
+    count = 0
+    with file.open() as video:
+        whole = set()
+        for frame, lost in video.decode(skip=packets.before_end()):
+            count += 1
+            check_decoded_pixels(file.path, count * pixels, file.settings)
+            if frame.pts in watched and not frame.is_corrupt and not lost:
+                whole.add(frame.pts)
+    if packets.broken and packets.last:
+        whole.discard(packets.last[-1])
+    damaged = watched - whole
+    # A program stream does not store the time of each frame, and FFmpeg guesses those after one that is missing.
+    return {time for time in watched if time >= min(damaged)} if damaged and packets.guessed else damaged
 
 
 def _times(ordered: Sequence[int], base: Fraction, rate: Fraction | None) -> tuple[np.ndarray, float]:

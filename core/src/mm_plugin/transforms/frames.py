@@ -9,7 +9,7 @@ import numpy as np
 
 from mm_plugin.errors import SizeError
 
-FrameRule = Literal["qwen", "transformers"]
+FrameRule = Literal["qwen", "transformers", "time"]
 
 
 def sample_frames(
@@ -23,6 +23,7 @@ def sample_frames(
     multiple: int,
     rule: FrameRule = "qwen",
     first: int = 0,
+    timestamps: np.ndarray | None = None,
 ) -> np.ndarray:
     """Which frames of a video are looked at: so many that a second has `fps` of them, or `num_frames`, spread over the video.
 
@@ -38,11 +39,14 @@ def sample_frames(
         max_frames: most frames; rounded down to the multiple.
         multiple: frames in a temporal patch.
         rule: `qwen` spreads them from the first frame to the last, as the released models were trained; `transformers` begins
-            each of equal parts of the video with one.
+            each of equal parts of the video with one; `time` takes what is displayed at times that are spread evenly from the first
+            frame to the last, so that one frame may be chosen again where a recording stands still.
         first: index of the first frame that is looked at.
+        timestamps: when each frame that is looked at is displayed, seconds, ascending; read by `time`, for which frames are evenly
+            spaced where None.
 
     Shape:
-        returns [n] int64, ascending.
+        timestamps [total] float64; returns [n] int64, never descending.
 
     Raises:
         SizeError: a number is not positive, or the bounds leave no count.
@@ -63,6 +67,13 @@ def sample_frames(
         count = math.floor(min(max(total / rate * fps, least), most, total) / multiple) * multiple
     else:
         count = min(max(round(num_frames / multiple) * multiple, multiple), most)
+    if rule == "time":
+        times = np.arange(total, dtype=np.float64) if timestamps is None else timestamps
+        wanted = np.linspace(times[0], times[-1], count)
+        # Evenly spaced frames may miss a wanted time by a rounding error.
+        slack = (times[-1] - times[0]) * 1e-9
+        shown: np.ndarray = np.searchsorted(times, wanted + slack, side="right").astype(np.int64) - 1
+        return shown + first
     import torch
 
     # Torch's own spacing is part of both rules: its float32 decides which frame is nearest in a long video.

@@ -147,7 +147,8 @@ class PatchGridVideoOptions(PatchGridOptions, frozen=True, kw_only=True):
         video_end: seconds; frames after it are not sampled.
         min_frames: fewest frames that are sampled.
         max_frames: most frames that are sampled.
-        frame_rule: which frames are sampled: `qwen` is the spacing of the released training code, `transformers` the library's.
+        frame_rule: which frames are sampled: `qwen` is the spacing of the released training code, `transformers` the library's;
+            both go by the frames' numbers. `time` goes by their times: what is displayed at evenly spread times.
         video_min_pixels: smallest area of a resized frame, pixels.
         video_max_pixels: largest area of a resized frame, pixels.
         video_total_pixels: largest area of all temporal patches of a video together, pixels.

@@ -174,6 +174,7 @@ def sample_evenly(size: VideoSize, options: PatchGridVideoOptions, *, fps: float
         multiple=options.temporal_patch_size,
         rule=options.frame_rule,
         first=first,
+        timestamps=None if size.timestamps is None else size.timestamps[first : first + total],
     )
     notes = frame_notes(size, options, len(indices))
     return Sampling(indices, size.times(indices), len(indices) / total * size.fps, notes)

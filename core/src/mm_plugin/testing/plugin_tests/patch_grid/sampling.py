@@ -159,6 +159,16 @@ class PatchGridSamplingTests(VideoTests):
             indices = torch.linspace(0, len(frames) - 1, count).round().long().numpy()
             self.equals(large, small, frames[indices])
 
+    def test_frames_by_their_times_are_an_option(self, registry: Registry, checkpoint: Path, processor: Any) -> None:
+        by_time = registry.load_processor(checkpoint, frame_rule="time")
+        frames = moving_frames(24)
+        times = [place / 21 for place in range(21)] + [1.0, 2.0, 3.0]  # most of the frames crowd into the first second
+        crowded = VideoFrames(frames, timestamps=times, sampled=False)
+        for opened, chosen in ((processor, [0, 8, 15, 23]), (by_time, [0, 21, 22, 23])):
+            item = take(opened, crowded, num_frames=4, **SMALL)
+            images = resized(np.stack([frames[place] for place in chosen]), item.video_grid_thw)
+            assert torch.equal(torch.from_numpy(item.feature), patched(images))
+
     def test_the_librarys_frames_are_an_option(self, registry: Registry, checkpoint: Path, processor: Any) -> None:
         other = registry.load_processor(checkpoint, frame_rule="transformers")
         data = video_file(48, 24)
