@@ -11,7 +11,7 @@ import pytest
 
 from mm_plugin import ModelSpec, PluginLoadError, UsageError, hookspecs
 from mm_plugin.registry.claims import CLAIM_GROUPS, ClaimGroup, group_of
-from mm_plugin.registry.loading import REFERENCES, import_reference
+from mm_plugin.registry.contracts import CONTRACTS, import_reference
 from mm_plugin.registry.services import make_service, services_of
 
 
@@ -37,10 +37,12 @@ def test_the_core_s_own_services_are_of_the_class_that_a_plugin_s_must_be() -> N
 def test_every_reference_of_a_spec_says_what_it_must_name() -> None:
     fields = {field.name: field for field in msgspec.structs.fields(ModelSpec)}
     documented = set(re.findall(r"^ +(\w+): `\"module:", str(ModelSpec.__doc__), re.MULTILINE))
-    assert documented | {"padding"} == set(REFERENCES)
-    for field, reference in REFERENCES.items():
+    assert documented | {"padding"} == set(CONTRACTS)
+    for field, contract in CONTRACTS.items():
         assert field in fields
-        assert reference is None or isinstance(import_reference(reference), type)
+        # Of a class or of a function, never of both.
+        assert (contract.base is None) != (contract.call is None)
+        assert contract.base is None or isinstance(import_reference(contract.base), type)
 
 
 SOURCE = """

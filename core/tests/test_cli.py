@@ -73,14 +73,26 @@ def test_list_and_help_work_beside_a_plugin_that_raises(site: Any) -> None:
     assert site.imports("mm_plugin_bad") == 0
 
 
+CLASSES = """
+from mm_plugin import BaseOptions, Encoder, EncodesImages, ModelProcessor
+
+class Processor(ModelProcessor):
+    Options = BaseOptions
+
+    def context(self, counts): ...
+    def layout(self, modality, size, options, context): ...
+    def prepare(self, decoded, layout, options): ...
+    def replacement(self, layout): ...
+
+class Model(Encoder, EncodesImages):
+    @classmethod
+    def load(cls, checkpoint, device, dtype): ...
+    def get_image_feature(self, items): ...
+"""
+
+
 def test_doctor_is_content_with_a_good_plugin(site: Any) -> None:
-    files = {
-        "mm_plugin_good/classes.py": (
-            "from mm_plugin import BaseOptions, Encoder, ModelProcessor\n"
-            "class Processor(ModelProcessor):\n    Options = BaseOptions\n"
-            "class Model(Encoder):\n    pass\n"
-        )
-    }
+    files = {"mm_plugin_good/classes.py": CLASSES}
     where = {"processor": "mm_plugin_good.classes:Processor", "encoder": "mm_plugin_good.classes:Model"}
     source = site.hooks({"name": "good", "architectures": ("Good",), **where})
     site.install("mm-plugin-good", source, files=files, architectures=["Good"])
@@ -109,13 +121,7 @@ def test_doctor_names_a_class_that_a_spec_cannot_have(site: Any) -> None:
 
 
 def test_doctor_names_a_tokenizer_that_a_spec_cannot_have(site: Any) -> None:
-    files = {
-        "mm_plugin_bad/classes.py": (
-            "from mm_plugin import BaseOptions, Encoder, ModelProcessor\n"
-            "class Processor(ModelProcessor):\n    Options = BaseOptions\n"
-            "class Model(Encoder):\n    pass\n"
-        )
-    }
+    files = {"mm_plugin_bad/classes.py": CLASSES}
     where = {"processor": "mm_plugin_bad.classes:Processor", "encoder": "mm_plugin_bad.classes:Model"}
     source = site.hooks({"name": "bad", "architectures": ("Bad",), "tokenizer": "mm_plugin_bad.classes:gone", **where})
     site.install("mm-plugin-bad", source, files=files, architectures=["Bad"])

@@ -20,6 +20,7 @@ from mm_plugin.events import (
     ItemDropped,
     ItemFailed,
     ItemKeyed,
+    MediaNote,
     Observers,
 )
 
@@ -34,6 +35,7 @@ EVENTS = [
     DeviceSync(what="rows per frame"),
     HashIgnored(path="mm_hashes", why="c"),
     ItemDropped(path="images[0]", why="c"),
+    MediaNote(path="images[0]", modality="image", note="n"),
 ]
 
 

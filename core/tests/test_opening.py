@@ -120,9 +120,12 @@ def test_a_checkpoint_that_a_plugin_refuses_is_in_its_record(
 # ---------------------------------------------------------------- encoders
 
 ENCODER = """
-from mm_plugin import Encoder
+from mm_plugin import Encoder, EncodesImages
 
-class Sees(Encoder):
+class Sees(Encoder, EncodesImages):
+    def get_image_feature(self, items):
+        return []
+
     @classmethod
     def load(cls, checkpoint, device, dtype):
         assert not checkpoint.tensors_read

@@ -39,6 +39,7 @@ from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
 from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .processor.model import ModelProcessor
+from .processor.notes import NotedFields
 from .processor.options import BaseOptions, OptionScope
 from .processor.processor import Processor
 from .registry.records import PluginRecord
@@ -81,6 +82,7 @@ __all__ = [
     "MultimodalInputs",
     "MultimodalProcessorOutput",
     "NoModelError",
+    "NotedFields",
     "OptionScope",
     "PlaceholderError",
     "PluginError",

@@ -13,6 +13,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
+from mm_plugin.metadata import in_words
 from mm_plugin.spec import ModelSpec
 
 # What a processor needs from the hub; weights are downloaded when tensors are requested.
@@ -163,7 +164,7 @@ class Checkpoint:
                 raise
             except Exception as error:
                 raise UsageError(
-                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}",
+                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}{in_words(error)}",
                     argument="checkpoint",
                 ) from error
         return self._tokenizer

@@ -44,6 +44,20 @@ class ItemKeyed(Event, frozen=True, kw_only=True):
     elapsed_ms: float
 
 
+class MediaNote(Event, frozen=True, kw_only=True):
+    """A media input was served otherwise than asked or expected; one event for each note of each item, cached or not.
+
+    Attributes:
+        path: where the media input stands in the request, such as `images[0]`.
+        modality: `image`, `video` or `audio`.
+        note: what is different, as in `MultimodalDataItem.notes`.
+    """
+
+    path: str
+    modality: str
+    note: str
+
+
 class EncodeBatch(Event, frozen=True, kw_only=True):
     """An encoder was called once.
 

@@ -86,6 +86,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         model_specific_data: the fields that the plugin declared, such as `image_grid_thw`.
         identity: 32 bytes; equal identity means equal embeddings and equal positions.
         pad_values: the four sentinels.
+        notes: what was served otherwise than asked or expected, one sentence each; no part of the identity.
 
     Example:
         >>> from mm_plugin import Modality, MultimodalDataItem
@@ -108,6 +109,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
     model_specific_data: dict[str, Any] = msgspec.field(default_factory=dict)
     identity: bytes | None = None
     pad_values: PadValues | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.hash is not None:
@@ -216,6 +218,16 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
                 return False
             last = end
         return True
+
+
+def are_notes(value: Any) -> bool:
+    """Whether a value is a list or tuple of texts, none of them empty, such as the notes of an item."""
+    return isinstance(value, list | tuple) and all(isinstance(note, str) and note.strip() for note in value)
+
+
+def join_notes(*groups: Sequence[str]) -> tuple[str, ...]:
+    """Notes of several origins, in order, each once."""
+    return tuple(dict.fromkeys(note for group in groups for note in group))
 
 
 def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[int, int, MultimodalDataItem]]:

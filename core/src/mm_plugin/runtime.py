@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mm_plugin.errors import UsageError
@@ -25,6 +28,37 @@ logger = logging.getLogger("mm_plugin")
 
 Services = Callable[[str], Mapping[str, Any]]
 MakeStore = Callable[[str, int], "Store"]
+
+
+# Most seconds that closing takes.
+CLOSE_SECONDS = 30.0
+# How often whoever waits for a plugin's code looks whether there is still something to wait for, seconds.
+_LOOK_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def waiting(lock: threading.RLock, closed: threading.Event) -> Iterator[None]:
+    """Hold a lock under which a plugin's code runs, which may never end: once all is closed, nobody waits for it.
+
+    Raises:
+        UsageError: it was closed while another thread held the lock.
+    """
+    while not lock.acquire(timeout=_LOOK_SECONDS):
+        check_open(closed)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_open(closed: threading.Event) -> None:
+    """Refuse to go on once a registry is closed.
+
+    Raises:
+        UsageError: it is closed.
+    """
+    if closed.is_set():
+        raise UsageError("the registry is closed", argument="registry")
 
 
 class CallerHashes:
@@ -75,9 +109,9 @@ class Runtime:
         executor: runs the per-item stages; must run them in this process. Where None, a thread pool of `settings.threads`.
         preprocess_store: keeps prepared items; where None, made by `make_store`.
         embedding_cache: keeps encoder output; where None, made over a store of `make_store`.
-        services: returns the services of a kind (`observers`, `digests`) by name; may be called while this object's lock is held,
-            so it must not wait for a thread that uses this object.
-        make_store: makes a store from its kind and its capacity in bytes, with the same condition; knows `memory` alone where None.
+        services: returns the services of a kind (`observers`, `digests`) by name; called once, while others that want
+            the same wait. It may import plugins.
+        make_store: makes a store from its kind and its capacity in bytes, called likewise; knows `memory` alone where None.
         preparer: prepares media inputs, in other processes for example; threads of `executor` where None. It is not closed.
 
     Attributes:
@@ -118,6 +152,9 @@ class Runtime:
         self._own_pool: ThreadPoolExecutor | None = None
         self._owned: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._thread = threading.local()  # whether the current thread is one of the runtime's own
+        # Making one of these may run a plugin's code; nothing else waits for it.
+        self._making = {name: threading.RLock() for name in ("stores", "embeddings", "observers", "digests")}
 
     @property
     def executor(self) -> Executor:
@@ -129,7 +166,8 @@ class Runtime:
         with self._lock:
             self.check_open()
             if self._executor is None:
-                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin")
+                mark = partial(setattr, self._thread, "is_own", True)
+                pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin", initializer=mark)
                 self._executor = self._own_pool = pool
             return self._executor
 
@@ -141,13 +179,14 @@ class Runtime:
             UsageError: the runtime is closed, or the settings name an unknown store.
             PluginLoadError: the plugin that offers the store is broken.
         """
-        with self._lock:
-            self.check_open()
-            if self._preprocess_store is None:
-                self._preprocess_store = self._new_store(
-                    self.settings.preprocess_store, self.settings.preprocess_cache_bytes
-                )
-            return self._preprocess_store
+        self.check_open()
+        if self._preprocess_store is None:
+            with waiting(self._making["stores"], self.closed):
+                if self._preprocess_store is None:
+                    self._preprocess_store = self._new_store(
+                        self.settings.preprocess_store, self.settings.preprocess_cache_bytes
+                    )
+        return self._preprocess_store
 
     @property
     def preprocess_cache(self) -> ComputeCache:
@@ -159,10 +198,11 @@ class Runtime:
         from mm_plugin.cache.single_flight import ComputeCache
         from mm_plugin.tasks import is_prepared
 
-        with self._lock:
-            if self._preprocess_cache is None:
-                self._preprocess_cache = ComputeCache(self.preprocess_store, is_prepared)
-            return self._preprocess_cache
+        if self._preprocess_cache is None:
+            with waiting(self._making["stores"], self.closed):
+                if self._preprocess_cache is None:
+                    self._preprocess_cache = ComputeCache(self.preprocess_store, is_prepared)
+        return self._preprocess_cache
 
     @property
     def embedding_cache(self) -> EmbeddingCache:
@@ -173,14 +213,15 @@ class Runtime:
         """
         from mm_plugin.cache.embedding import EmbeddingCache
 
-        with self._lock:
-            self.check_open()
-            if self._embedding_cache is None:
-                capacity = self.settings.embedding_cache_bytes
-                self._embedding_cache = EmbeddingCache(
-                    capacity, store=self._new_store(self.settings.embedding_store, capacity)
-                )
-            return self._embedding_cache
+        self.check_open()
+        if self._embedding_cache is None:
+            with waiting(self._making["embeddings"], self.closed):
+                if self._embedding_cache is None:
+                    capacity = self.settings.embedding_cache_bytes
+                    self._embedding_cache = EmbeddingCache(
+                        capacity, store=self._new_store(self.settings.embedding_store, capacity)
+                    )
+        return self._embedding_cache
 
     @property
     def caller_hashes(self) -> CallerHashes:
@@ -197,20 +238,22 @@ class Runtime:
         """Receive every event."""
         from mm_plugin.events import Observers
 
-        with self._lock:
-            if self._observers is None:
-                self._observers = Observers(self._services("observers").values())
-            return self._observers
+        if self._observers is None:
+            with waiting(self._making["observers"], self.closed):
+                if self._observers is None:
+                    self._observers = Observers(self._services("observers").values())
+        return self._observers
 
     @property
     def digests(self) -> Digests:
         """Hash on each kind of device."""
         from mm_plugin.identity.digests import Digests
 
-        with self._lock:
-            if self._digests is None:
-                self._digests = Digests(self._services("digests"))
-            return self._digests
+        if self._digests is None:
+            with waiting(self._making["digests"], self.closed):
+                if self._digests is None:
+                    self._digests = Digests(self._services("digests"))
+        return self._digests
 
     def check_open(self) -> None:
         """Refuse to go on once the runtime is closed.
@@ -218,8 +261,7 @@ class Runtime:
         Raises:
             UsageError: it is closed.
         """
-        if self.closed.is_set():
-            raise UsageError("the registry is closed", argument="registry")
+        check_open(self.closed)
 
     def own(self, release: Callable[[], None]) -> None:
         """Call `release` when the runtime is closed, after its own threads have ended and what was owned before is released.
@@ -234,24 +276,27 @@ class Runtime:
             self.check_open()
             self._owned.append(release)
 
-    def close(self) -> None:
-        """Stop the threads and close the caches that the runtime made itself. Calling it twice is harmless."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Stop the threads and close the caches that the runtime made itself. Calling it twice is harmless.
+
+        Args:
+            timeout: most seconds that it takes; what has not ended by then is left running, and logged.
+        """
+        deadline = time.monotonic() + timeout
         with self._lock:
             self.closed.set()
             pool, self._own_pool = self._own_pool, None
             owned, self._owned = self._owned, []
         if pool is not None:
-            try:
-                # The threads first, so that no item is still being prepared when the stores close.
-                pool.shutdown(wait=True, cancel_futures=True)
-            except RuntimeError:
+            # The threads first, so that no item is still being prepared when the stores close.
+            if getattr(self._thread, "is_own", False):
+                pool.shutdown(wait=False, cancel_futures=True)
                 logger.warning("mm-plugin: closed by one of its own threads, which cannot wait for itself")
+            else:
+                _bounded(partial(pool.shutdown, wait=True, cancel_futures=True), "the threads", deadline)
         for release in owned:
-            try:
-                release()
-            except Exception:
-                # A plugin's store; the others must be closed all the same.
-                logger.warning("mm-plugin: closing failed in %r; the others are closed", release, exc_info=True)
+            # A plugin's store may fail, or never end; the others must be closed all the same.
+            _bounded(release, repr(release), deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -263,8 +308,28 @@ class Runtime:
 
     def _new_store(self, name: str, capacity_bytes: int) -> Store:
         store = self._make_store(name, capacity_bytes)
-        self.own(store.close)
+        try:
+            self.own(store.close)
+        except UsageError:
+            store.close()  # all was closed while it was made
+            raise
         return store
+
+
+def _bounded(function: Callable[[], Any], what: str, deadline: float) -> None:
+    """Call a function in a thread of its own, which is left alone once the deadline has passed; what goes wrong is logged."""
+
+    def run() -> None:
+        try:
+            function()
+        except (Exception, SystemExit):
+            logger.warning("mm-plugin: closing failed in %s; the others are closed", what, exc_info=True)
+
+    thread = threading.Thread(target=run, name="mm-plugin-close", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if thread.is_alive():
+        logger.warning("mm-plugin: closing: %s did not end in time and is left running", what)
 
 
 def _no_services(_kind: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from mm_plugin.errors import SpecError
-from mm_plugin.items import Modality
+from mm_plugin.items import Modality, MultimodalDataItem
 
 PADDING_RULES = ("pairs", "runs", "offsets")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -115,6 +115,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         for modality, names in self.fields.items():
             if not isinstance(names, tuple) or not all(isinstance(n, str) and n.isidentifier() for n in names):
                 refuse(f"fields[{modality.name}] must be a tuple of identifiers")
+            taken = sorted(set(names) & set(MultimodalDataItem.__struct_fields__))
+            if taken:
+                refuse(
+                    f"fields[{modality.name}] holds {', '.join(taken)}, the name of a field of every item; rename it"
+                )
         if any(not isinstance(token, str) or not token for token in self.placeholders.values()):
             refuse("placeholders must be non-empty token strings")
         if any(

@@ -11,7 +11,7 @@ import msgspec
 
 from mm_plugin.arrays import storage_bytes
 from mm_plugin.errors import PluginError, RequestError, UsageError
-from mm_plugin.items import Modality, MultimodalInputFormat
+from mm_plugin.items import Modality, MultimodalInputFormat, are_notes
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
 
@@ -58,6 +58,7 @@ class PrepareTask(msgspec.Struct, frozen=True, eq=False):
         fields: what `layout` returned.
         replacement: the tokens that stand for it.
         salt: separates tenants.
+        notes: what `sample` and `layout` said of it.
     """
 
     model: ModelRef
@@ -69,6 +70,7 @@ class PrepareTask(msgspec.Struct, frozen=True, eq=False):
     fields: Mapping[str, Any]
     replacement: Replacement
     salt: str | bytes | None = None
+    notes: tuple[str, ...] = ()
 
 
 class JointTask(msgspec.Struct, frozen=True, eq=False):
@@ -102,6 +104,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         format: in which form it came.
         embeddings: embeddings that came with it, in place of the feature.
         seconds: how long the preparation took.
+        notes: those of its task, and what decoding it added.
     """
 
     fields: Mapping[str, Any]
@@ -111,18 +114,19 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     format: MultimodalInputFormat = MultimodalInputFormat.NORMAL
     embeddings: Any = None
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it keeps alive: of whole arrays and storages, also where it holds a view of them."""
         held = (self.feature, self.embeddings, self.replacement.ids, self.replacement.is_embed, *self.fields.values())
-        return sum(map(storage_bytes, held))
+        return sum(map(storage_bytes, held)) + sum(map(len, self.notes))
 
     def is_complete(self) -> bool:
         """See `Result.is_complete`."""
         identity = isinstance(self.identity, bytes) and len(self.identity) == 32
         made = self.feature is not None or self.embeddings is not None
-        return identity and made and isinstance(self.seconds, numbers.Real)
+        return identity and made and are_notes(self.notes) and isinstance(self.seconds, numbers.Real)
 
 
 def is_prepared(value: Any) -> bool:
@@ -146,7 +150,7 @@ class Preparer(Protocol):
         """A `Prepared` (a `JointPrepared` for a `JointTask`) or the task's error for each task, in order.
 
         A task that fails leaves the others as they are. What is raised is a fault of the preparer itself. Of a `Prepared`, the
-        feature, its identity and the seconds are used; fields and replacement are the task's own.
+        feature, its identity, the seconds and the notes are used; fields and replacement are the task's own.
         """
 
 

@@ -21,7 +21,7 @@ from mm_plugin.errors import UsageError
 from mm_plugin.registry.records import PluginRecord
 from mm_plugin.registry.registry import discover
 
-BROKEN = ("failed", "conflict", "incompatible")
+BROKEN = ("failed", "conflict", "incompatible", "shadowed")
 
 
 def doctor(name: str | None, *, as_json: bool, timeout: float) -> int:
@@ -84,7 +84,9 @@ def _examine(record: PluginRecord, timeout: float) -> PluginRecord:
     with tempfile.TemporaryDirectory(prefix="mm-plugin-") as folder:
         # The record comes back in a file: a plugin may print what it likes when it is imported.
         answer = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "mm_plugin.cli.probe", record.name, str(answer)]
+        # The same path as here: `-m` alone would put the current folder before it, and what lies there hides what is installed.
+        here = {"", os.getcwd()} & set(sys.path)  # noqa: PTH109 - as Python itself writes it
+        command = [sys.executable, *([] if here else ["-P"]), "-m", "mm_plugin.cli.probe", record.name, str(answer)]
         environment = {**os.environ, "MM_PLUGIN_STRICT": "0"}
         # What it prints goes to a file too: a process that it started and left running would keep a pipe open.
         with (Path(folder) / "output.txt").open("wb+") as output:

@@ -31,6 +31,9 @@ def list_plugins(*, as_json: bool) -> int:
     else:
         console = Console()
         console.print(plugin_table(registry.plugins))
+        for record in registry.plugins:
+            if record.error and record.state != "disabled":
+                console.print(f"{colored(record.state)}  {escape(record.summary())}", highlight=False)
         print_notices(console, registry)
     return 0
 

@@ -211,6 +211,11 @@ _MIXINS: tuple[tuple[type, Modality, str], ...] = (
 )
 
 
+def required_mixins(modalities: Sequence[Modality]) -> tuple[type, ...]:
+    """The mixins that an encoder needs for the modalities of its spec."""
+    return tuple(mixin for mixin, modality, _ in _MIXINS if modality in modalities)
+
+
 def own_storage(tensor: torch.Tensor, device: Any, dtype: Any) -> torch.Tensor:
     """A tensor on a device in a dtype, detached and contiguous, in storage of its own."""
     import torch

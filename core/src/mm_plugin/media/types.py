@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 import numpy as np
 
-from mm_plugin.items import Modality
+from mm_plugin.items import Modality, are_notes
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -67,6 +67,8 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
         indices: [n] int64, never descending; n is at least 1.
         timestamps: [n] float64, when each is displayed, seconds from the video's first frame.
         fps: chosen frames per second.
+        notes: what was chosen otherwise than asked, one sentence each, such as fewer frames than an option names; they reach
+            the item.
 
     Example:
         >>> size = VideoSize(height=48, width=64, frames=10, fps=5.0)
@@ -78,15 +80,16 @@ class Sampling(msgspec.Struct, frozen=True, eq=False):
     indices: np.ndarray
     timestamps: np.ndarray
     fps: float
+    notes: Sequence[str] = ()
 
     @classmethod
-    def of(cls, size: VideoSize, indices: np.ndarray) -> Sampling:
+    def of(cls, size: VideoSize, indices: np.ndarray, notes: Sequence[str] = ()) -> Sampling:
         """These frames of a video, with their times and their rate: the video's, reduced by the share of frames that is used.
 
         Shape:
             indices [n] int64.
         """
-        return cls(indices, size.times(indices), len(indices) / size.frames * size.fps)
+        return cls(indices, size.times(indices), len(indices) / size.frames * size.fps, notes)
 
 
 def whole(size: VideoSize) -> Sampling:
@@ -95,8 +98,10 @@ def whole(size: VideoSize) -> Sampling:
 
 
 def is_sampling(value: Any, frames: int) -> bool:
-    """Whether a value is a `Sampling` of frames of a video with so many, with a finite time for each and a positive rate."""
+    """Whether a value is a `Sampling` of frames of a video with so many, with a finite time for each, a positive rate and notes."""
     if not isinstance(value, Sampling) or not isinstance(value.fps, int | float) or not 0 < value.fps < math.inf:
+        return False
+    if not are_notes(value.notes):
         return False
     for part, dtype in ((value.indices, np.int64), (value.timestamps, np.float64)):
         if not isinstance(part, np.ndarray) or part.dtype != dtype or part.ndim != 1 or not len(part):
@@ -120,11 +125,12 @@ class SampledVideo(msgspec.Struct, frozen=True, eq=False):
     indices: np.ndarray
     timestamps: np.ndarray
     fps: float
+    notes: Sequence[str] = ()
 
     @classmethod
     def of(cls, size: VideoSize, chosen: Sampling) -> SampledVideo:
         """A video with these of its frames chosen."""
-        return cls(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps))
+        return cls(size.height, size.width, chosen.indices, chosen.timestamps, float(chosen.fps), tuple(chosen.notes))
 
     @property
     def frames(self) -> int:

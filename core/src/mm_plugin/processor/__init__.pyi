@@ -1,6 +1,7 @@
 from .joint_output import JointItem, JointOutput
 from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
 from .model import ModelProcessor
+from .notes import NotedFields
 from .options import BaseOptions, OptionScope
 from .processor import PreparedItem, Processor
 
@@ -12,6 +13,7 @@ __all__ = [
     "JointItem",
     "JointOutput",
     "ModelProcessor",
+    "NotedFields",
     "OptionScope",
     "PreparedItem",
     "PreparesBatches",

@@ -26,6 +26,7 @@ from mm_plugin.errors import (
 from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
+from mm_plugin.metadata import in_words
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import (
     AcceptsAudio,
@@ -34,7 +35,9 @@ from mm_plugin.processor.mixins import (
     Fields,
     PreparesBatches,
     ProcessesJointly,
+    required_mixins,
 )
+from mm_plugin.processor.notes import NotedFields
 from mm_plugin.processor.parallel import executor_fault
 from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 _MAX_RATE = 1_000_000  # Hz; far above any audio, and small enough for every formula
-_MIXINS = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
 
 
 class Author:
@@ -64,11 +66,10 @@ class Author:
     def __init__(self, model: ModelProcessor, spec: ModelSpec, owner: Mapping[str, str]) -> None:
         self.model, self.spec, self.owner = model, spec, owner
         self.name = type(model).__name__
-        for modality, mixin in _MIXINS.items():
-            if modality in spec.modalities and not isinstance(model, mixin):
-                raise self.fault(
-                    f"{spec.name} declares {modality.argument}, so {self.name} must subclass {mixin.__name__}"
-                )
+        for mixin in required_mixins(spec.modalities):
+            if not isinstance(model, mixin):
+                served = ", ".join(modality.argument for modality in spec.modalities)
+                raise self.fault(f"{spec.name} declares {served}, so {self.name} must subclass {mixin.__name__}")
         self._positions = spec.load("positions")
 
     def fault(self, message: str) -> ProcessorError:
@@ -85,7 +86,9 @@ class Author:
             raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error
         except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
             where = f" on {path}" if path else ""
-            raise self.fault(f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}") from error
+            raise self.fault(
+                f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}{in_words(error)}"
+            ) from error
 
     @contextlib.contextmanager
     def identified(self, what: str) -> Iterator[None]:
@@ -128,15 +131,17 @@ class Author:
         if not is_sampling(found, size.frames):
             raise self.fault(
                 f"{self.name}.sample must return a Sampling of int64 indices that ascend from 0 to {size.frames - 1}, "
-                "a finite float64 timestamp for each, and a rate above 0"
+                "a finite float64 timestamp for each, a rate above 0, and notes that are texts"
             )
         sampling: Sampling = found
         return sampling
 
     # ---------------------------------------------------------------- one item
 
-    def layout(self, modality: Modality, size: Any, options: Any, context: Any, path: str) -> Fields:
-        """The model fields of a media input of this size, read-only."""
+    def layout(
+        self, modality: Modality, size: Any, options: Any, context: Any, path: str
+    ) -> tuple[Fields, tuple[str, ...]]:
+        """The model fields of a media input of this size, read-only, and notes on them."""
         fields = self.call("layout", lambda: self.model.layout(modality, size, options, context), path)
         declared = set(self.spec.fields[modality])
         if not isinstance(fields, Mapping) or set(fields) != declared:
@@ -144,7 +149,8 @@ class Author:
             raise self.fault(
                 f"{self.name}.layout returned {found}, the spec declares {sorted(declared)} for {modality.argument}"
             )
-        return {name: frozen(value) for name, value in fields.items()}
+        notes = fields.notes if isinstance(fields, NotedFields) else ()
+        return {name: frozen(value) for name, value in fields.items()}, notes
 
     def replacement(self, fields: Fields, path: str) -> Replacement:
         """The tokens that stand for an item: a one-dimensional run of ids of which at least one takes an embedding."""

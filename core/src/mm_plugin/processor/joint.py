@@ -11,10 +11,11 @@ import numpy as np
 
 from mm_plugin.arrays import detached
 from mm_plugin.errors import RequestError, SpanError, UsageError
+from mm_plugin.events import MediaNote
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import Modality, MultimodalDataItem, are_notes, join_notes
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import DecodedMedia
 from mm_plugin.processor.arguments import Arguments, in_order, is_list
@@ -53,17 +54,22 @@ class JointPrepared(msgspec.Struct, frozen=True, eq=False):
         ids: [N] int64, the expanded prompt.
         items: one for each modality, with spans and identity.
         seconds: how long the preparation took.
+        notes: what is served otherwise than asked, of each media input and of all media of a modality together.
     """
 
     ids: np.ndarray
     items: Sequence[MultimodalDataItem]
     seconds: float
+    notes: Sequence[MediaNote] = ()
 
     def is_complete(self) -> bool:
         """See `tasks.Result.is_complete`."""
         ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
         items = is_list(self.items) and all(isinstance(item, MultimodalDataItem) for item in self.items)
-        return ids and items and isinstance(self.seconds, float)
+        notes = is_list(self.notes) and all(isinstance(note, MediaNote) for note in self.notes)
+        return (
+            ids and items and isinstance(self.seconds, float) and notes and all(are_notes(i.notes) for i in self.items)
+        )
 
 
 def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
@@ -155,8 +161,8 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     )
     try:
         ids, items = check_joint_output(found, model.spec, list(media))
-    except SpanError as refused:
-        raise author.fault(f"{author.name}: {refused.message}") from refused
+    except SpanError as wrong:
+        raise author.fault(f"{author.name}: {wrong.message}") from wrong
     for item in items:
         for one in media[item.modality]:
             for array in MEDIA_KINDS[item.modality].arrays(one):
@@ -174,7 +180,34 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
                     salt=task.salt,
                 )
             )
-    return JointPrepared(ids, items, time.perf_counter() - began)
+    notes = [_note(item.modality, item.modality.argument, note) for item in items for note in item.notes]
+    sizes = [size for _, _, size in entries]
+    notes += _media_notes(items, sizes, decoded)
+    return JointPrepared(ids, items, time.perf_counter() - began, notes)
+
+
+def _media_notes(items: Sequence[MultimodalDataItem], sizes: Sequence[Any], decoded: Sequence[Any]) -> list[MediaNote]:
+    """Notes on each media input, which its modality's item gets too.
+
+    Args:
+        items: one for each modality.
+        sizes: of the media inputs.
+        decoded: the media inputs, read to their ends, those of a modality in order.
+    """
+    notes: list[MediaNote] = []
+    places = {item.modality: 0 for item in items}
+    by_modality = {item.modality: item for item in items}
+    for size, one in zip(sizes, decoded, strict=True):
+        own = join_notes(getattr(size, "notes", ()), one.notes)
+        modality, item = one.modality, by_modality[one.modality]
+        notes += [_note(modality, f"{modality.argument}[{places[modality]}]", note) for note in own]
+        item.notes = join_notes(item.notes, own)
+        places[modality] += 1
+    return notes
+
+
+def _note(modality: Modality, path: str, note: str) -> MediaNote:
+    return MediaNote(path=path, modality=modality.name.lower(), note=note)
 
 
 def finish_jointly(
@@ -192,4 +225,6 @@ def finish_jointly(
         model.budget.check_item_tokens(item.num_tokens, item.modality.argument)
     for item in prepared.items:
         model.report(item, item.modality.argument, cached=False, seconds=prepared.seconds)
+    for note in prepared.notes:
+        model.runtime.observers.emit(note)
     return output_of(model, prepared.ids, list(prepared.items))

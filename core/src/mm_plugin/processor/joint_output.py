@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import Modality, MultimodalDataItem, are_notes, join_notes
 from mm_plugin.placeholders import Replacement
 from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 from mm_plugin.spec import ModelSpec
@@ -23,12 +23,14 @@ class JointItem(msgspec.Struct, frozen=True, eq=False):
         is_embed: [N] bool, True where a token of the prompt takes a row of theirs, in the order of the rows.
         feature: what the encoder reads.
         fields: the model fields that the spec declares.
+        notes: what is served otherwise than asked, one sentence each.
     """
 
     modality: Modality
     is_embed: np.ndarray
     feature: Any
     fields: Mapping[str, Any]
+    notes: Sequence[str] = ()
 
 
 class JointOutput(msgspec.Struct, frozen=True, eq=False):
@@ -85,11 +87,14 @@ def check_joint_output(
         is_embed = part.is_embed
         if not isinstance(is_embed, np.ndarray) or is_embed.dtype != np.bool_ or is_embed.shape != ids.shape:
             raise SpanError(f"prepare_jointly must give is_embed [{len(ids)}] bool")
+        if not are_notes(part.notes):
+            raise SpanError(f"prepare_jointly must give notes that are texts, got {part.notes!r}")
         item = MultimodalDataItem(
             modality=part.modality,
             offsets=Replacement(ids, is_embed).runs(),
             feature=part.feature,
             model_specific_data=dict(part.fields),
+            notes=join_notes(part.notes),
         )
         if not item.offsets:
             raise SpanError(f"prepare_jointly gave {part.modality.argument} no token that takes a row")

@@ -35,6 +35,9 @@ class AcceptsVideos(ABC):
             size: of the whole video.
             options: an `Options`, all resolved.
 
+        Returns:
+            Frames and times; with `notes` where they are chosen otherwise than asked, such as fewer than an option names.
+
         Raises:
             SizeError: no frames of such a video can be used.
         """
@@ -111,6 +114,12 @@ class AcceptsPrecomputed(ABC):
         Raises:
             SizeError: they do not fit together.
         """
+
+
+def required_mixins(modalities: Sequence[Modality]) -> tuple[type, ...]:
+    """The mixins that a processor needs for the modalities of its spec."""
+    needed = {Modality.VIDEO: AcceptsVideos, Modality.AUDIO: AcceptsAudio}
+    return tuple(needed[modality] for modality in modalities if modality in needed)
 
 
 class ProcessesJointly(ABC):

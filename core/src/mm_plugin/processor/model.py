@@ -79,6 +79,9 @@ class ModelProcessor(ABC):
                 the rate that `sampling_rate` gave.
             options: an `Options`, all resolved.
             context: what `context` returned.
+
+        Returns:
+            A dict, or `NotedFields` where the media input is served otherwise than asked, such as larger than an option allows.
         """
 
     @abstractmethod

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import UsageError
-from mm_plugin.events import ItemKeyed
+from mm_plugin.events import ItemKeyed, MediaNote
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
 from mm_plugin.inputs.processed import SpecialTokens
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import Modality, MultimodalDataItem, join_notes
+from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.author import Author
 from mm_plugin.processor.budget import Budget
 from mm_plugin.processor.caller_hashes import CallerHashes
@@ -84,12 +85,14 @@ class OpenModel:
         self.budget.check_served(self.spec, modality)
         return modality
 
-    def measure(self, modality: Modality, size: Any, options: Any, context: Any, path: str) -> tuple[Fields, Any]:
-        """Fields and replacement of a media input of one size, within `max_item_tokens`."""
-        fields = self.author.layout(modality, size, options, context, path)
-        return fields, self.replacement(fields, path)
+    def measure(
+        self, modality: Modality, size: Any, options: Any, context: Any, path: str
+    ) -> tuple[Fields, Replacement, tuple[str, ...]]:
+        """Fields and replacement of a media input of one size, within `max_item_tokens`, and the author's notes on it."""
+        fields, notes = self.author.layout(modality, size, options, context, path)
+        return fields, self.replacement(fields, path), join_notes(getattr(size, "notes", ()), notes)
 
-    def replacement(self, fields: Fields, path: str) -> Any:
+    def replacement(self, fields: Fields, path: str) -> Replacement:
         """The tokens that stand for an item, within `max_item_tokens`."""
         replacement = self.author.replacement(fields, path)
         self.budget.check_item_tokens(len(replacement.ids), path)
@@ -109,6 +112,11 @@ class OpenModel:
                 elapsed_ms=round(seconds * 1e3, 3),
             )
         )
+
+    def report_notes(self, modality: Modality, path: str, notes: Sequence[str]) -> None:
+        """Emit what was served otherwise than asked."""
+        for note in notes:
+            self.runtime.observers.emit(MediaNote(path=path, modality=modality.name.lower(), note=note))
 
 
 def _special_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:

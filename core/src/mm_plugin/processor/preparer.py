@@ -11,7 +11,7 @@ import msgspec
 from mm_plugin.errors import PluginError, UsageError
 from mm_plugin.identity.framing import feature_digest, feature_digests
 from mm_plugin.identity.keys import item_identity
-from mm_plugin.items import MultimodalInputFormat
+from mm_plugin.items import MultimodalInputFormat, join_notes
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.processor.arguments import is_list
 from mm_plugin.processor.joint import prepare_jointly
@@ -54,7 +54,7 @@ class ThreadPreparer:
         feature = author.prepare(decoded, arrays, task.fields, task.options, task.path)
         with author.identified("prepare returned"):
             content = feature_digest(feature, self._model.runtime.digests)
-        return self._identified(task, feature, content, time.perf_counter() - began)
+        return self._identified(task, decoded, feature, content, time.perf_counter() - began)
 
     # ---------------------------------------------------------------- several in one call of the author's
 
@@ -98,9 +98,10 @@ class ThreadPreparer:
         with author.identified("prepare_batch returned"):
             contents = feature_digests(features, self._model.runtime.digests)
         seconds = (time.perf_counter() - began) / len(tasks)
-        return [self._identified(*entry, seconds) for entry in zip(tasks, features, contents, strict=True)]
+        return [self._identified(*entry, seconds) for entry in zip(tasks, decoded, features, contents, strict=True)]
 
-    def _identified(self, task: PrepareTask, feature: Any, content: bytes, seconds: float) -> Prepared:
+    def _identified(self, task: PrepareTask, decoded: Any, feature: Any, content: bytes, seconds: float) -> Prepared:
+        """One task done. A video's frames are decoded while they are iterated, so its notes are complete only here."""
         spec = self._model.spec
         with self._model.author.identified("layout returned"):
             identity = item_identity(
@@ -112,14 +113,15 @@ class ThreadPreparer:
                 task.fields,
                 salt=task.salt,
             )
-        return Prepared(task.fields, task.replacement, feature, identity, seconds=seconds)
+        notes = join_notes(task.notes, decoded.notes)
+        return Prepared(task.fields, task.replacement, feature, identity, seconds=seconds, notes=notes)
 
 
 def check_tasks(wanted: ModelRef, tasks: Any) -> None:
-    """Refuse all but a list of this model's tasks; its checkpoint may lie in another folder than where the tasks were made.
+    """Refuse anything but a list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
 
     Raises:
-        UsageError: an entry is not a task, or it is one of another model.
+        UsageError: an entry is not a task, or is another model's.
     """
     for task in tasks if is_list(tasks) else [tasks]:
         model = getattr(task, "model", None) if isinstance(task, PrepareTask | JointTask) else None

@@ -43,6 +43,7 @@ class PreparedItem(msgspec.Struct, frozen=True, eq=False):
         replacement: the tokens that stand for it.
         feature: what the encoder reads.
         cached: whether it was prepared before.
+        notes: what was served otherwise than asked or expected.
     """
 
     source_key: bytes | None
@@ -51,6 +52,7 @@ class PreparedItem(msgspec.Struct, frozen=True, eq=False):
     replacement: Replacement
     feature: Any
     cached: bool
+    notes: tuple[str, ...] = ()
 
 
 @final
@@ -295,7 +297,7 @@ class Processor:
             (entry,) = prepared.items
             made = entry.prepared
             return PreparedItem(
-                entry.key or None, made.identity, made.fields, made.replacement, made.feature, entry.cached
+                entry.key or None, made.identity, made.fields, made.replacement, made.feature, entry.cached, made.notes
             )
         finally:
             pins.release()
@@ -310,7 +312,7 @@ class Processor:
             A `Prepared` (a `JointPrepared` for a `JointTask`) or the error of each task, in order.
 
         Raises:
-            UsageError: an entry is not a task, or it is one of another model; its checkpoint may lie in another folder here.
+            UsageError: an entry is not a task, or is one of another model; its checkpoint may lie in another folder here.
         """
         check_tasks(self._opened.ref, tasks)
         with translate_errors(self._opened.author, self._runtime.check_open):

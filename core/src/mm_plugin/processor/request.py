@@ -82,6 +82,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
         cached: whether the preprocess cache had it.
         claim: what the caller's identity of given embeddings must stand for.
         seconds: how long this took.
+        notes: what `sample` and `layout` said of it.
     """
 
     modality: Modality
@@ -96,6 +97,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
     cached: bool = False
     claim: Claim | None = None
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 class FittedRequest(msgspec.Struct, frozen=True, eq=False):

@@ -5,6 +5,7 @@ Besides its row, a kind of service needs one hook specification (`mm_plugin.hook
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +99,18 @@ def check_claims(
             _compare(group, claims.get(group.kind, ()), list(services.get(group.kind, ())))
     if FALLBACK.kind in claims and len(specs) != 1:
         raise Refusal(f"a fallback must declare exactly one ModelSpec, found {len(specs)}", code="claim_mismatch")
+    names = Counter(spec.name for spec in specs)
+    for name, count in names.items():
+        if count > 1:
+            raise Refusal(
+                f"{count} ModelSpecs are named {name!r}, which is part of every identity",
+                code="bad_spec",
+                hint="give each ModelSpec a name of its own",
+            )
 
 
 def _compare(group: ClaimGroup, claimed: Sequence[str], declared: Sequence[str]) -> None:
-    repeated = sorted({name for name in declared if declared.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(declared).items() if count > 1)
     if repeated:
         raise Refusal(f"{group.noun} {repeated[0]!r} is in more than one ModelSpec", code="claim_mismatch")
     unserved, unclaimed = sorted(set(claimed) - set(declared)), sorted(set(declared) - set(claimed))

@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from mm_plugin.errors import PluginLoadError
-from mm_plugin.registry.loading import REFERENCES, load_named, load_reference, record_failure
+from mm_plugin.registry.contracts import CONTRACTS
+from mm_plugin.registry.loading import load_named, load_reference, record_failure
+from mm_plugin.runtime import waiting
 
 if TYPE_CHECKING:
     from mm_plugin.registry.discovery import Catalog
@@ -25,25 +27,33 @@ def check_plugin(catalog: Catalog, name: str) -> PluginRecord:
         UsageError: no installed plugin has this name.
         PluginLoadError: with `strict`, when it is broken.
     """
-    with catalog.lock:
-        plugin = load_named(catalog, name)
+    plugin = load_named(catalog, name)
+    with waiting(plugin.importing, catalog.closed):
         if plugin.state == "loaded":
             began = time.perf_counter()
-            try:
-                _load_references(plugin)
-            except PluginLoadError as error:
-                record_failure(plugin, "classes", error.__cause__ or error, time.perf_counter() - began)
+            errors = _faulty_references(plugin)
+            seconds = time.perf_counter() - began
+            if errors:
+                first, *others = errors
+                record_failure(catalog, plugin, "classes", first.__cause__ or first, seconds)
+                said = [plugin.facts["error"], *(error.message.removeprefix(f"{plugin.label}: ") for error in others)]
+                plugin.facts["error"] = "; ".join(said)
                 if catalog.settings.strict:
-                    raise plugin.load_error() from error
+                    raise plugin.load_error() from first
             else:
-                elapsed = plugin.facts["elapsed_ms"] + (time.perf_counter() - began) * 1e3
-                plugin.facts["elapsed_ms"] = round(elapsed, 3)
+                plugin.facts["elapsed_ms"] = round(plugin.facts["elapsed_ms"] + seconds * 1e3, 3)
         return plugin.record()
 
 
-def _load_references(plugin: Plugin) -> None:
+def _faulty_references(plugin: Plugin) -> list[PluginLoadError]:
+    """Load everything that the specs name; the errors of what cannot be used."""
+    errors: list[PluginLoadError] = []
     for spec in plugin.specs:
-        for field in REFERENCES:
+        for field in CONTRACTS:
             # `padding` may be the name of a rule in place of a reference.
             if ":" in (getattr(spec, field) or ""):
-                load_reference(plugin, spec, field)
+                try:
+                    load_reference(plugin, spec, field)
+                except PluginLoadError as error:
+                    errors.append(error)
+    return errors

@@ -6,22 +6,24 @@ import difflib
 import hashlib
 import json
 import logging
-import re
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import importlib_metadata
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
 from mm_plugin.errors import UsageError
 from mm_plugin.registry.claims import CLAIM_GROUPS, PLUGINS, ClaimGroup, group_of, is_claim
-from mm_plugin.registry.plugin import Plugin, location
+from mm_plugin.registry.distributions import Distribution, Entry, find_distributions
+from mm_plugin.registry.plugin import Plugin
 
 if TYPE_CHECKING:
     from mm_plugin.registry.records import PluginRecord
     from mm_plugin.settings import Settings
 
 logger = logging.getLogger("mm_plugin")
+
+# A conflict names no more plugins than this: its text would grow with the square of their number.
+_MOST_NAMED = 8
 
 
 class Catalog:
@@ -35,8 +37,9 @@ class Catalog:
 
     Attributes:
         settings: which plugins are enabled, and whether the first fault is raised.
-        lock: held while a plugin is imported and while its state changes. Apart from a plugin's own code, nothing that takes
-            another lock runs under it.
+        lock: held for moments, while the state of a plugin is read or changed; no code of a plugin runs under it, and nothing
+            that takes another lock.
+        closed: set when the registry is closed; whoever waits for an import then waits no longer.
         plugins: every installed plugin, sorted by name.
         notices: faults that belong to no plugin, one line each.
     """
@@ -44,6 +47,7 @@ class Catalog:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lock = threading.RLock()
+        self.closed = threading.Event()
         self.plugins: list[Plugin] = []
         self.notices: tuple[str, ...] = ()
         self._claims: dict[tuple[str, str], list[Plugin]] = {}
@@ -60,6 +64,7 @@ class Catalog:
             UsageError: there is none.
         """
         plugins = [plugin for plugin in self.plugins if plugin.name == name]
+        plugins = [plugin for plugin in plugins if plugin.state != "shadowed"] or plugins
         if not plugins:
             known = ", ".join(sorted({plugin.name for plugin in self.plugins})) or "none"
             raise UsageError(f"no plugin {name!r} is installed; installed: {known}", argument="name")
@@ -100,7 +105,9 @@ class Catalog:
         """Add plugins with their claims."""
         self.plugins = sorted([*self.plugins, *plugins], key=lambda plugin: (plugin.name, plugin.module))
         self._claims = {}
+        locks: dict[str, threading.RLock] = {}
         for plugin in self.plugins:
+            plugin.importing = locks.setdefault(plugin.package, plugin.importing)
             for kind, names in plugin.claims.items():
                 for name in names:
                     self._claims.setdefault((kind, name), []).append(plugin)
@@ -134,7 +141,7 @@ def read_catalog(settings: Settings, notices: Iterable[str] = ()) -> Catalog:
     _find_conflicts(catalog)
     if settings.strict:
         for plugin in catalog.plugins:
-            if plugin.state in ("conflict", "failed"):
+            if plugin.state in ("conflict", "failed", "shadowed"):
                 raise plugin.load_error()
         if catalog.notices:
             raise UsageError("; ".join(catalog.notices), argument="settings")
@@ -145,32 +152,65 @@ def read_catalog(settings: Settings, notices: Iterable[str] = ()) -> Catalog:
 
 
 def _read_plugins(catalog: Catalog) -> list[Plugin]:
+    """The plugins of every distribution on the path, with their claims; hidden ones with what they alone claim."""
+    plugins: list[Plugin] = []
+    known: dict[str, set[tuple[str, str]]] = {}
+    for dist in find_distributions(lambda group: group == PLUGINS or is_claim(group), catalog.notice):
+        seen = known.setdefault(dist.key, set())
+        found = _plugins_of(catalog, dist)
+        if dist.hidden_by is not None:
+            found = [plugin for plugin in found if _hides_something(plugin, seen)]
+        seen.update((entry.group, entry.name) for entry in dist.entries)
+        for plugin in found:
+            if dist.hidden_by is not None:
+                _shadow(plugin, dist.hidden_by)
+            elif dist.unreadable is not None:
+                error = (
+                    f"the entry points of {plugin.distribution} in {dist.location} cannot be read: {dist.unreadable}"
+                )
+                hint = f"pip install --force-reinstall {plugin.distribution}"
+                plugin.refuse("failed", stage="discover", code="unreadable_metadata", error=error, hint=hint)
+        plugins += found
+    return plugins
+
+
+def _hides_something(plugin: Plugin, seen: AbstractSet[tuple[str, str]]) -> bool:
+    """Whether a plugin of a hidden distribution claims what no other one of its name does; it keeps those claims alone."""
+    claims = {
+        kind: [name for name in names if (CLAIM_GROUPS[kind].entry_points, name) not in seen]
+        for kind, names in plugin.claims.items()
+    }
+    plugin.claims = {kind: names for kind, names in claims.items() if names}
+    return bool(plugin.claims) or (PLUGINS, plugin.name) not in seen
+
+
+def _plugins_of(catalog: Catalog, dist: Distribution) -> list[Plugin]:
     """A plugin for each entry point in the group of plugins, with the claims of its distribution for the same module."""
     plugins: list[Plugin] = []
-    claims: list[tuple[ClaimGroup, Any]] = []
-    for entry in _entry_points(catalog):
+    claims: list[tuple[ClaimGroup, Entry]] = []
+    for entry in dist.entries:
         if entry.group == PLUGINS:
-            plugins.append(Plugin(entry.name, entry.value, entry.dist))
+            plugins.append(Plugin(entry.name, entry.value, dist))
         elif (group := group_of(entry.group)) is not None:
             claims.append((group, entry))
-        elif is_claim(entry.group):
+        elif dist.hidden_by is None:
             known = ", ".join(row.entry_points for row in CLAIM_GROUPS.values())
             catalog.notice(
                 f"{entry.name!r} is claimed in the unknown entry-point group {entry.group!r}; known: {known}"
             )
-    by_module = {(id(plugin.dist), plugin.module): plugin for plugin in plugins}
+    by_module = {plugin.module: plugin for plugin in plugins}
     for group, entry in claims:
-        plugin = by_module.get((id(entry.dist), entry.value))
+        plugin = by_module.get(entry.value)
         if plugin is None:
-            plugin = by_module[id(entry.dist), entry.value] = _orphan(group, entry)
+            plugin = by_module[entry.value] = _orphan(group, entry, dist)
             plugins.append(plugin)
         plugin.claims.setdefault(group.kind, []).append(entry.name)
     return plugins
 
 
-def _orphan(group: ClaimGroup, entry: Any) -> Plugin:
+def _orphan(group: ClaimGroup, entry: Entry, dist: Distribution) -> Plugin:
     """A claim without a plugin, as a broken plugin of its own."""
-    plugin = Plugin(entry.name, entry.value, entry.dist)
+    plugin = Plugin(entry.name, entry.value, dist)
     plugin.refuse(
         "failed",
         stage="discover",
@@ -182,33 +222,17 @@ def _orphan(group: ClaimGroup, entry: Any) -> Plugin:
     return plugin
 
 
-def _entry_points(catalog: Catalog) -> Iterable[Any]:
-    """All entry points of all installed distributions; of distributions with one name, the first on the path counts."""
-    try:
-        return list(importlib_metadata.entry_points())
-    except Exception:
-        # One distribution with unreadable metadata must not hide the others: read them one by one.
-        found: list[Any] = []
-        seen: set[str] = set()
-        for dist in importlib_metadata.distributions():
-            try:
-                name = re.sub(r"[-_.]+", "-", str(dist.metadata["Name"])).lower()
-                if name not in seen:
-                    seen.add(name)
-                    found.extend(dist.entry_points)
-            except Exception as error:
-                catalog.notice(
-                    f"distribution {_name(dist)} in {location(dist)} has unreadable metadata "
-                    f"({type(error).__name__}: {error}) and is ignored"
-                )
-        return found
-
-
-def _name(dist: Any) -> str:
-    try:
-        return str(dist.name)
-    except Exception:
-        return "(unnamed)"
+def _shadow(plugin: Plugin, by: Distribution) -> None:
+    """Take a plugin out of use whose distribution another one of the same name hides, and log it."""
+    plugin.refuse(
+        "shadowed",
+        stage="discover",
+        code="shadowed",
+        error=f"{plugin.distribution} {plugin.version} in {plugin.dist.location} is hidden by {by.name} {by.version}, which is "
+        f"earlier on the path and does not claim the same: {by.place}",
+        hint=f"remove {by.place}, or reinstall {by.name} there",
+    )
+    logger.warning("mm-plugin: %s", plugin.record().summary())
 
 
 # -------------------------------------------------------------------- disabled plugins and conflicts
@@ -250,9 +274,20 @@ def _find_conflicts(catalog: Catalog) -> None:
 
 
 def _mark_conflict(plugins: Sequence[Plugin], what: str, code: str, hint: str) -> None:
-    for plugin in plugins:
+    labels = [plugin.label for plugin in plugins]
+    for index, plugin in enumerate(plugins):
         if plugin.state == "available":
-            others = ", ".join(other.label for other in plugins if other is not plugin)
-            error = f"{plugin.name} claims {what}, also claimed by {others}"
+            # One more than is shown, since the plugin itself is left out.
+            others = labels[: _MOST_NAMED + 1]
+            others = others[:index] + others[index + 1 :] if index <= _MOST_NAMED else others[:-1]
+            error = f"{plugin.name} claims {what}, also claimed by {_listed(others, len(labels) - 1)}"
             plugin.refuse("conflict", stage="discover", code=code, error=error, hint=hint)
-    logger.warning("mm-plugin: %s is claimed by %s; %s", what, " and ".join(p.label for p in plugins), hint)
+    logger.warning(
+        "mm-plugin: %s is claimed by %s; %s", what, _listed(labels[:_MOST_NAMED], len(labels), " and "), hint
+    )
+
+
+def _listed(labels: Sequence[str], count: int, comma: str = ", ") -> str:
+    """Some of so many, and how many others there are."""
+    more = [f"{count - len(labels)} others"] if count > len(labels) else []
+    return comma.join([*labels, *more])

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from mm_plugin.errors import PluginLoadError, SpecError
+from mm_plugin.metadata import broken_metadata, in_words
 from mm_plugin.registry.claims import CLAIM_GROUPS, check_claims
+from mm_plugin.registry.contracts import contract_faults
 from mm_plugin.registry.plugin import Plugin, text_of, translate_errors
 from mm_plugin.registry.records import Refusal
+from mm_plugin.runtime import waiting
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,24 +33,6 @@ if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
 
 logger = logging.getLogger("mm_plugin")
-
-# What each reference of a `ModelSpec` must name: a subclass of this class, or, where it is None, anything that can be called.
-REFERENCES: Mapping[str, str | None] = {
-    "processor": "mm_plugin.processor.model:ModelProcessor",
-    "encoder": "mm_plugin.encoder.base:Encoder",
-    "padding": None,
-    "positions": None,
-    "tokenizer": None,
-    "embed": None,
-    "demo": "mm_plugin.demo.base:Demo",
-    "specialize": None,
-}
-
-
-def import_reference(reference: str) -> Any:
-    """What a `"module:Name"` string names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 # -------------------------------------------------------------------- one plugin
@@ -67,36 +52,57 @@ def load(catalog: Catalog, plugin: Plugin, *, chosen: bool = False) -> bool:
     Raises:
         PluginLoadError: with `strict`, when it is broken.
     """
+    known = _known(catalog, plugin, chosen)
+    if known is not None:
+        return known
+    with waiting(plugin.importing, catalog.closed):
+        # Another thread may have imported it in the meantime.
+        known = _known(catalog, plugin, chosen)
+        return _import(catalog, plugin) if known is None else known
+
+
+def _known(catalog: Catalog, plugin: Plugin, chosen: bool) -> bool | None:
+    """Whether a plugin is loaded; None where it can be imported and was not yet.
+
+    Raises:
+        PluginLoadError: with `strict`, when it is broken.
+    """
     with catalog.lock:
         if plugin.state == "loaded":
             return True
-        if plugin.state != "available" and not (chosen and plugin.disputed):
-            if catalog.settings.strict and plugin.state in ("failed", "incompatible"):
-                raise plugin.load_error()
-            return False
-        began, before = time.perf_counter(), set(sys.modules)
-        stage = "requirements"
-        try:
-            _check_requirements(plugin.dist)
-            stage = "import"
-            module = importlib.import_module(plugin.module)
-            stage = "hooks"
-            manager = _checked_manager(module)
-            stage = "register"
-            specs, services = _declared_models(manager), _declared_services(manager)
-            stage = "spec"
-            check_claims(plugin.claims, specs, services)
-        except BaseException as error:
-            _forget_modules(plugin, before)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            record_failure(plugin, stage, error, time.perf_counter() - began)
-            if catalog.settings.strict:
-                raise plugin.load_error() from error
-            return False
+        if plugin.state == "available" or (chosen and plugin.disputed):
+            return None
+        if catalog.settings.strict and plugin.state in ("failed", "incompatible"):
+            raise plugin.load_error()
+        return False
+
+
+def _import(catalog: Catalog, plugin: Plugin) -> bool:
+    """Import and register a plugin, under its own lock; whether it is loaded now."""
+    began, before = time.perf_counter(), set(sys.modules)
+    stage = "requirements"
+    try:
+        _check_requirements(plugin.dist.found)
+        stage = "import"
+        module = importlib.import_module(plugin.module)
+        stage = "hooks"
+        manager = _checked_manager(module)
+        stage = "register"
+        specs, services = _declared_models(manager), _declared_services(manager)
+        stage = "spec"
+        check_claims(plugin.claims, specs, services)
+    except BaseException as error:
+        _forget_modules(plugin, before)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        record_failure(catalog, plugin, stage, error, time.perf_counter() - began)
+        if catalog.settings.strict:
+            raise plugin.load_error() from error
+        return False
+    with catalog.lock:
         plugin.specs, plugin.services = specs, services
         plugin.state, plugin.facts = "loaded", {"elapsed_ms": round((time.perf_counter() - began) * 1e3, 3)}
-        return True
+    return True
 
 
 def load_named(catalog: Catalog, name: str) -> Plugin:
@@ -106,11 +112,10 @@ def load_named(catalog: Catalog, name: str) -> Plugin:
         UsageError: no installed plugin has this name.
         PluginLoadError: with `strict`, when it is broken.
     """
-    with catalog.lock:
-        plugins = catalog.named(name)
-        for plugin in plugins:
-            load(catalog, plugin, chosen=len(plugins) == 1)
-        return plugins[0]
+    plugins = catalog.named(name)
+    for plugin in plugins:
+        load(catalog, plugin, chosen=len(plugins) == 1)
+    return plugins[0]
 
 
 def load_reference(plugin: Plugin, spec: ModelSpec, field: str) -> Any:
@@ -119,50 +124,47 @@ def load_reference(plugin: Plugin, spec: ModelSpec, field: str) -> Any:
     Args:
         plugin: whose spec it is.
         spec: the declaration.
-        field: a key of `REFERENCES`, whose value is not None in the spec.
+        field: a key of `CONTRACTS`, whose value is not None in the spec.
 
     Raises:
-        PluginLoadError: it cannot be imported, or is something else.
+        PluginLoadError: it cannot be imported, or is not what the core can call; the message says all that is wrong with it.
     """
-    reference, expected = getattr(spec, field), REFERENCES[field]
+    reference = getattr(spec, field)
     with translate_errors(plugin, PluginLoadError, f"{spec.name} names {field} {reference!r}, which cannot be loaded"):
         found = spec.load(field)
-    if expected is None:
-        if not callable(found):
-            raise PluginLoadError(f"{plugin.label}: {field} {reference!r} must be callable", **plugin.owner)
-        return found
-    base = import_reference(expected)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise PluginLoadError(
-            f"{plugin.label}: {field} {reference!r} must be a subclass of mm_plugin's {base.__name__}", **plugin.owner
-        )
+    with translate_errors(plugin, PluginLoadError, f"{field} {reference!r} cannot be examined"):
+        faults = contract_faults(spec, field, found)
+    if faults:
+        raise PluginLoadError(f"{plugin.label}: {field} {reference!r} {'; '.join(faults)}", **plugin.owner)
     return found
 
 
-def record_failure(plugin: Plugin, stage: str, error: BaseException, seconds: float) -> None:
+def record_failure(catalog: Catalog, plugin: Plugin, stage: str, error: BaseException, seconds: float) -> None:
     """Take a plugin out of use and log one line; the traceback goes into its record and the debug log.
 
     Args:
-        plugin: the plugin.
+        catalog: the installed plugins.
+        plugin: one of them.
         stage: where it failed, as in `PluginRecord.stage`.
         error: the exception.
         seconds: time spent until then.
     """
     code, hint, missing = _diagnose(plugin, stage, error)
     found_by_us = isinstance(error, Refusal)
-    plugin.refuse(
-        "incompatible" if stage == "requirements" else "failed",
-        stage=stage,
-        code=code,
-        error_type=None if found_by_us else type(error).__name__,
-        error=text_of(error),
-        where=plugin.where(error),
-        missing=missing,
-        hint=hint or f"mm-plugin doctor {plugin.name}",
-        traceback=None if found_by_us else "".join(traceback.format_exception(error)),
-        elapsed_ms=round(seconds * 1e3, 3),
-    )
-    record = plugin.record()
+    facts = {
+        "stage": stage,
+        "code": code,
+        "error_type": None if found_by_us else type(error).__name__,
+        "error": text_of(error) + in_words(error),
+        "where": plugin.where(error),
+        "missing": missing,
+        "hint": hint or f"mm-plugin doctor {plugin.name}",
+        "traceback": None if found_by_us else "".join(traceback.format_exception(error)),
+        "elapsed_ms": round(seconds * 1e3, 3),
+    }
+    with catalog.lock:
+        plugin.refuse("incompatible" if stage == "requirements" else "failed", **facts)
+        record = plugin.record()
     logger.warning("mm-plugin: %s", record.summary().replace("\n", " "))
     logger.debug("mm-plugin: traceback of %s\n%s", plugin.name, record.traceback)
 
@@ -170,7 +172,10 @@ def record_failure(plugin: Plugin, stage: str, error: BaseException, seconds: fl
 def _diagnose(plugin: Plugin, stage: str, error: BaseException) -> tuple[str, str | None, str | None]:
     """(code, hint, missing module or distribution) of what went wrong."""
     code, hint, missing = "import_error", None, None
-    if isinstance(error, Refusal):
+    broken = broken_metadata(error)
+    if broken is not None:
+        code, hint = "unreadable_metadata", f"pip install --force-reinstall {broken.name}"
+    elif isinstance(error, Refusal):
         code, hint, missing = error.code, error.hint, error.missing
     elif isinstance(error, SystemExit):
         code = "exit_at_import"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import EncoderError, MMPluginError, PluginLoadError, ProcessorError, UsageError
+from mm_plugin.metadata import in_words
 from mm_plugin.registry.loading import load_named, load_reference
 from mm_plugin.registry.plugin import Plugin, translate_errors
 from mm_plugin.registry.records import OpenedModel
@@ -43,7 +44,7 @@ def open_encoder(
     catalog: Catalog, runtime: Runtime, source: Source | Checkpoint, choice: Choice, *, device: Any, dtype: Any
 ) -> Encoder:
     """A checkpoint's encoder; see `Registry.load_encoder`."""
-    _check_placement(device, dtype)
+    _check_placement(catalog, device, dtype)
     plugin, spec, checkpoint = _open(catalog, runtime, source, choice)
     cls = load_reference(plugin, spec, "encoder")
     embed = None if spec.embed is None else load_reference(plugin, spec, "embed")
@@ -65,11 +66,10 @@ def open_encoder(
 
 def load_declared(catalog: Catalog, name: str, field: str) -> Any:
     """The class that the specs of a plugin name in a field; see `Registry.load_declared`."""
-    with catalog.lock:
-        plugin = load_named(catalog, name)
-        if plugin.state != "loaded":
-            raise plugin.load_error()
-        spec = next((spec for spec in plugin.specs if getattr(spec, field) is not None), None)
+    plugin = load_named(catalog, name)
+    if plugin.state != "loaded":
+        raise plugin.load_error()
+    spec = next((spec for spec in plugin.specs if getattr(spec, field) is not None), None)
     return None if spec is None else load_reference(plugin, spec, field)
 
 
@@ -134,10 +134,21 @@ def _specialize(
     return made[0], made[1], made[2]
 
 
-def _check_placement(device: Any, dtype: Any) -> None:
-    """A usable device and a floating-point dtype: anything else that fails while weights are loaded is the plugin's fault."""
-    import torch
+def _imported_torch(catalog: Catalog) -> Any:
+    """The module, which looks for plugins of its own when it is first imported; half of it stays imported where that fails."""
+    try:
+        import torch
+    except Exception as error:
+        notices = "".join(f"; {notice}" for notice in catalog.notices)
+        raise UsageError(
+            f"torch cannot be imported: {type(error).__name__}: {error}{in_words(error)}{notices}", argument="torch"
+        ) from error
+    return torch
 
+
+def _check_placement(catalog: Catalog, device: Any, dtype: Any) -> None:
+    """A usable device and a floating-point dtype: anything else that fails while weights are loaded is the plugin's fault."""
+    torch = _imported_torch(catalog)
     try:
         torch.empty(0, device=device)
     except Exception as error:

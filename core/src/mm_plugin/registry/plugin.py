@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError
+from mm_plugin.metadata import in_words
+from mm_plugin.registry.distributions import Distribution
 from mm_plugin.registry.records import OpenedModel, PluginRecord, State
 
 if TYPE_CHECKING:
@@ -17,19 +20,23 @@ if TYPE_CHECKING:
 class Plugin:
     """One installed plugin; `record()` is what others see of it. Final; changed under the catalog's lock only.
 
+    Its code runs under `importing`, never under the catalog's lock: an import that hangs is waited for by those alone who need it.
+
     Attributes:
         name: its entry point's name in the group `mm_plugin`.
         module: the hooks module.
-        dist: its distribution, as importlib.metadata gives it.
+        dist: its distribution.
         claims: what its metadata claims, by kind.
         state: as in `PluginRecord`.
         facts: further fields of its record.
         specs: the models that it declares, once it is loaded.
         services: its services by kind and name, once it is loaded.
         opened: what it made of checkpoints, by folder.
+        importing: held while it is imported; plugins of one top-level package have one, since a failed import removes what it
+            left of the package.
     """
 
-    def __init__(self, name: str, module: str, dist: Any) -> None:
+    def __init__(self, name: str, module: str, dist: Distribution) -> None:
         self.name, self.module, self.dist = name, module, dist
         self.claims: dict[str, list[str]] = {}
         self.state: State = "available"
@@ -37,17 +44,17 @@ class Plugin:
         self.specs: tuple[ModelSpec, ...] = ()
         self.services: Mapping[str, Mapping[str, Any]] = {}
         self.opened: dict[str, OpenedModel] = {}
+        self.importing = threading.RLock()
 
-    # The name and the version of a distribution cost one file read each, so discovery does not ask for them.
     @property
     def distribution(self) -> str:
         """Name of the distribution."""
-        return _quietly(lambda: str(self.dist.metadata["Name"] or "unknown"), "unknown")
+        return self.dist.name
 
     @property
     def version(self) -> str:
         """Version of the distribution."""
-        return _quietly(lambda: str(self.dist.metadata["Version"] or "unknown"), "unknown")
+        return self.dist.version
 
     @property
     def label(self) -> str:
@@ -61,8 +68,8 @@ class Plugin:
 
     @property
     def enabled(self) -> bool:
-        """Whether the settings let it be imported."""
-        return self.state != "disabled"
+        """Whether it may be imported: the settings let it, and no other distribution of its name hides it."""
+        return self.state not in ("disabled", "shadowed")
 
     @property
     def disputed(self) -> bool:
@@ -76,10 +83,10 @@ class Plugin:
             distribution=self.distribution,
             version=self.version,
             entry_point=self.module,
-            location=location(self.dist),
+            location=self.dist.location,
             claims={kind: tuple(names) for kind, names in sorted(self.claims.items())},
             state=self.state,
-            report_to=_report_to(self.dist),
+            report_to=self.dist.report_to,
             opened=tuple(self.opened.values()),
             **self.facts,
         )
@@ -103,9 +110,14 @@ class Plugin:
                 last = f"{frame.f_code.co_filename}:{line}"
         return last
 
+    @property
+    def package(self) -> str:
+        """Its top-level package."""
+        return self.module.partition(".")[0]
+
     def holds(self, module: str) -> bool:
         """Whether a module, given by its full name, belongs to the plugin's top-level package."""
-        return module.partition(".")[0] == self.module.partition(".")[0]
+        return module.partition(".")[0] == self.package
 
 
 @contextlib.contextmanager
@@ -131,36 +143,14 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
         where = plugin.where(error)
         place = f" [{where}]" if where else ""
         raise kind(
-            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}", **plugin.owner
+            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}{in_words(error)}",
+            **plugin.owner,
         ) from error
 
 
 def text_of(error: BaseException) -> str:
     """An exception's message, or the name of its class if the message is empty or cannot be read."""
     return _quietly(lambda: str(error), "") or type(error).__name__
-
-
-def location(dist: Any) -> str:
-    """The folder of a distribution."""
-    return _quietly(lambda: str(dist.locate_file("")), "unknown")
-
-
-def _report_to(dist: Any) -> str | None:
-    """Where the authors take reports: an issue tracker, a home page, or an address."""
-    try:
-        urls = dict(entry.split(",", 1) for entry in dist.metadata.get_all("Project-URL") or () if "," in entry)
-    except Exception:
-        return None
-    urls = {label.strip().lower(): url.strip() for label, url in urls.items()}
-    for word in ("issue", "bug", "tracker", "support", "home", "source", "repo"):
-        for label, url in urls.items():
-            if word in label:
-                return str(url)
-    for name in ("Home-page", "Author-email", "Maintainer-email", "Author"):
-        value = dist.metadata.get(name)
-        if value:
-            return str(value)
-    return None
 
 
 def _quietly(read: Callable[[], str], default: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["available", "loaded", "disabled", "failed", "conflict", "incompatible"]
+State = Literal["available", "loaded", "disabled", "failed", "conflict", "incompatible", "shadowed"]
 
 
 class OpenedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,8 @@ class PluginRecord(msgspec.Struct, frozen=True, kw_only=True):
         location: the folder that contains it.
         claims: what its metadata says it serves, by kind: `architectures`, `model_types`, `fallback`, `digests`, `stores`,
             `observers`.
-        state: `available` (not imported yet), `loaded`, `disabled`, `failed`, `conflict` or `incompatible`.
+        state: `available` (not imported yet), `loaded`, `disabled`, `failed`, `conflict`, `incompatible`, or
+            `shadowed` by a distribution of the same name that is earlier on the path.
         stage: where it failed: `discover`, `requirements`, `import`, `hooks`, `register`, `spec` or `classes`.
         code: the kind of fault, one word.
         error_type: class of the exception; None for a fault that the registry found.

@@ -15,7 +15,7 @@ from mm_plugin.registry.loading import load_named
 from mm_plugin.registry.opening import load_declared, open_encoder, open_processor
 from mm_plugin.registry.resolution import Choice, FallbackUse, resolve
 from mm_plugin.registry.services import make_store, services_of
-from mm_plugin.runtime import Runtime
+from mm_plugin.runtime import CLOSE_SECONDS, Runtime
 from mm_plugin.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -151,8 +151,9 @@ class Registry:
             UsageError: no installed plugin has this name.
             PluginLoadError: with `strict`, when it is broken.
         """
+        plugin = load_named(self.catalog, name)
         with self.catalog.lock:
-            return load_named(self.catalog, name).record()
+            return plugin.record()
 
     def load_declared(self, name: str, field: str) -> Any:
         """The class that the specs of a plugin name in a field, the first that names one; None where none does.
@@ -188,7 +189,7 @@ class Registry:
             architecture: try this in place of the config's own.
             plugin: name of the plugin to use; settles a conflict.
             fallback: when the fallback serves a model: `unclaimed`, where no installed plugin claims it; `always`, also where
-                every plugin that claims it is disabled, broken or in conflict; or `never`.
+                every plugin that claims it is disabled, broken, shadowed or in conflict; or `never`.
 
         Raises:
             NoModelError: nothing serves it; carries the record of every plugin.
@@ -294,9 +295,17 @@ class Registry:
         """
         return make_store(self.catalog, name, capacity_bytes)
 
-    def close(self) -> None:
-        """Stop the executor and close the caches that the registry made itself. Calling it twice is harmless."""
-        self.runtime.close()
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Stop the executor and close the caches that the registry made itself. Calling it twice is harmless.
+
+        What does not end in time, such as the preparation of an item that hangs, is left running and logged. Whoever waits for the
+        import of a plugin gets a `UsageError`.
+
+        Args:
+            timeout: most seconds that it takes.
+        """
+        self.catalog.closed.set()
+        self.runtime.close(timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -66,10 +66,8 @@ def resolve(catalog: Catalog, runtime: Runtime, config: Any, choice: Choice) -> 
         PluginLoadError: with `strict`, when the plugin is broken.
     """
     asked = _asked(config, choice.architecture)
-    with catalog.lock:
-        plugin, spec, used = _serving(catalog, asked, choice)
+    plugin, spec, used = _serving(catalog, asked, choice)
     if used is not None:
-        # After the catalog's lock: the runtime takes its own lock first and the catalog's within it.
         logger.warning("mm-plugin: the fallback %s serves %s: %s", plugin.label, used.asked, used.why)
         runtime.observers.emit(used)
     return plugin, spec

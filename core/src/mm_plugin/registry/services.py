@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.registry.claims import CLAIM_GROUPS, STORES, ClaimGroup
-from mm_plugin.registry.loading import import_reference, load
+from mm_plugin.registry.contracts import import_reference
+from mm_plugin.registry.loading import load
 from mm_plugin.registry.plugin import translate_errors
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def make_service(catalog: Catalog, group: ClaimGroup, name: str, *arguments: Any
     if name in group.built_in:
         return import_reference(group.built_in[name])(*arguments)
     enabled = [plugin for plugin in catalog.claimants(group, name) if plugin.enabled]
+    hidden = [plugin for plugin in catalog.claimants(group, name) if plugin.state == "shadowed"]
+    if not enabled and hidden:
+        raise hidden[0].load_error()
     if not enabled:
         known = ", ".join([*group.built_in, *catalog.served(group)])
         raise UsageError(f"unknown {group.noun} {name!r}; known: {known}", argument=group.noun)

@@ -30,13 +30,27 @@ def positions(
     Source: Qwen2.5-VL, arXiv:2502.13923, section 2.1.2; arithmetic of the released code: (step x seconds) x tokens per second in
     float32, then truncated.
     """
-    rate = np.float32(config.get("vision_config", {}).get("tokens_per_second", TOKENS_PER_SECOND))
 
     def times(item: MultimodalDataItem, steps: int) -> np.ndarray:
         seconds = item.get("second_per_grid_ts")
         if seconds is None:
             raise SpanError("a video has no second_per_grid_ts, so its time axis is unknown")
-        step = np.float32(np.asarray(seconds).reshape(()))
-        return ((np.arange(steps, dtype=np.float32) * step) * rate).astype(np.int64)
+        return time_positions(steps, np.asarray(seconds).reshape(()), positions_per_second(config))
 
     return grid_positions(items, seq=seq, config=config, video_times=times)
+
+
+def positions_per_second(config: Mapping[str, Any]) -> float:
+    """How many positions a second of video takes along time."""
+    return float(config.get("vision_config", {}).get("tokens_per_second", TOKENS_PER_SECOND))
+
+
+def time_positions(steps: int, seconds: Any, rate: float) -> np.ndarray:
+    """The position of each temporal patch along time, counted from the video's start: [steps] int64.
+
+    Args:
+        steps: temporal patches.
+        seconds: from one temporal patch to the next.
+        rate: positions per second.
+    """
+    return ((np.arange(steps, dtype=np.float32) * np.float32(seconds)) * np.float32(rate)).astype(np.int64)

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mm_plugin import SampledVideo, Sampling, VideoSize
+from mm_plugin import NotedFields, SampledVideo, Sampling, VideoSize
 from mm_plugin.errors import SizeError
 from mm_plugin.families.patch_grid import PatchGridProcessor, PatchGridVideos, sample_evenly
 from mm_plugin_qwen25vl.options import Qwen25VLOptions
+from mm_plugin_qwen25vl.positions import positions_per_second, time_positions
 
 # A day between temporal patches; positions would leave what a language model was trained for long before.
 MAX_SECONDS = 86_400
@@ -24,9 +25,18 @@ class Qwen25VLProcessor(PatchGridProcessor, PatchGridVideos):
         """Two frames a second unless the options say otherwise, spread over the video."""
         return sample_evenly(size, options, fps=2.0)
 
-    def video_fields(self, size: SampledVideo, options: Qwen25VLOptions) -> dict[str, Any]:
+    def video_fields(self, size: SampledVideo, options: Qwen25VLOptions) -> NotedFields:
         """`second_per_grid_ts` [1] float64: seconds from one temporal patch to the next."""
-        return {"second_per_grid_ts": np.array([options.temporal_patch_size / size.fps])}
+        seconds, rate = options.temporal_patch_size / size.fps, positions_per_second(self.config)
+        steps = -(-size.frames // options.temporal_patch_size)
+        apart = len(np.unique(time_positions(steps, seconds, rate)))
+        notes = []
+        if apart < steps:
+            notes.append(
+                f"{steps} temporal patches of {size.fps:.6g} frames per second have only {apart} positions along time, since a "
+                f"second takes {rate:g}: frames with one position are at the same time for the model"
+            )
+        return NotedFields({"second_per_grid_ts": np.array([seconds])}, notes)
 
     def check_video_fields(self, fields: Any) -> None:
         """Seconds [1], from 0 to a day."""

@@ -9,12 +9,14 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
+from mm_plugin.families.patch_grid.notes import frame_notes, image_notes, video_notes
 from mm_plugin.families.patch_grid.options import PatchGridOptions, PatchGridVideoOptions
 from mm_plugin.items import Modality
 from mm_plugin.media.types import DecodedImage, DecodedVideo, SampledVideo, Sampling, Size, VideoSize
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import AcceptsPrecomputed, AcceptsVideos, Fields
 from mm_plugin.processor.model import ModelProcessor
+from mm_plugin.processor.notes import NotedFields
 from mm_plugin.transforms.frames import frame_budget, sample_frames
 from mm_plugin.transforms.normalizing import normalization_table, normalize_patches
 from mm_plugin.transforms.patches import check_patches, grid_rows, patchify, patchify_frames
@@ -37,6 +39,9 @@ class PatchGridVideos(AcceptsVideos):
         Args:
             size: the frames that were chosen.
             options: an `Options`, all resolved.
+
+        Returns:
+            A dict, or `NotedFields`, whose notes join those of the grid.
         """
 
     @abstractmethod
@@ -71,11 +76,13 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
         """An item does not depend on the others of its request."""
 
     @final
-    def layout(self, modality: Modality, size: Any, options: Any, context: None) -> dict[str, Any]:
+    def layout(self, modality: Modality, size: Any, options: Any, context: None) -> NotedFields:
         """`image_grid_thw` or `video_grid_thw` [1, 3] int64: temporal patches, rows and columns of patches."""
         if isinstance(self, PatchGridVideos) and modality is Modality.VIDEO:
-            return {"video_grid_thw": _video_grid(size, options), **self.video_fields(size, options)}
-        return {"image_grid_thw": _image_grid(size, options)}
+            grid, others = _video_grid(size, options), NotedFields(self.video_fields(size, options), ())
+            return NotedFields({"video_grid_thw": grid, **others}, [*video_notes(grid, options), *others.notes])
+        grid = _image_grid(size, options)
+        return NotedFields({"image_grid_thw": grid}, image_notes(grid, options))
 
     @final
     def prepare(self, decoded: DecodedImage | DecodedVideo, layout: Fields, options: Any) -> np.ndarray:
@@ -164,7 +171,7 @@ def sample_evenly(size: VideoSize, options: PatchGridVideoOptions, *, fps: float
         multiple=options.temporal_patch_size,
         rule=options.frame_rule,
     )
-    return Sampling.of(size, indices)
+    return Sampling.of(size, indices, frame_notes(size, options, len(indices)))
 
 
 def _image_grid(size: Size, options: PatchGridOptions) -> np.ndarray:

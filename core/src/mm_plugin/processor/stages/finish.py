@@ -49,6 +49,7 @@ def finish(model: OpenModel, request: PreparedRequest) -> MultimodalProcessorOut
     model.hashes.bind([claim for claim in claims if claim is not None])
     for entry, item in zip(request.items, items, strict=True):
         model.report(item, entry.path, cached=entry.cached, seconds=entry.seconds)
+        model.report_notes(item.modality, entry.path, item.notes)
     return output_of(model, expansion.ids, items, request.dropped)
 
 
@@ -79,6 +80,7 @@ def _item(entry: ReadyItem, offsets: Sequence[tuple[int, int]]) -> MultimodalDat
         feature=prepared.feature,
         precomputed_embeddings=prepared.embeddings,
         model_specific_data=dict(prepared.fields),
+        notes=prepared.notes,
     )
 
 

@@ -78,7 +78,7 @@ def measure(
             seconds=time.perf_counter() - began,
         )
     size = source.size(AuthorRules(model, facts.options, item.path))
-    fields, replacement = model.measure(item.modality, size, facts.options, facts.context, item.path)
+    fields, replacement, notes = model.measure(item.modality, size, facts.options, facts.context, item.path)
     return MeasuredItem(
         item.modality,
         item.path,
@@ -89,4 +89,5 @@ def measure(
         size=size,
         fields=fields,
         seconds=time.perf_counter() - began,
+        notes=notes,
     )

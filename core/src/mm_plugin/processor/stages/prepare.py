@@ -55,7 +55,7 @@ def _made(preparer: Preparer, tasks: Sequence[PrepareTask]) -> list[Any]:
     return [
         one
         if isinstance(one, Exception)
-        else msgspec.structs.replace(one, fields=task.fields, replacement=task.replacement)
+        else msgspec.structs.replace(one, fields=task.fields, replacement=task.replacement, notes=tuple(one.notes))
         for task, one in zip(tasks, prepare_all(preparer, tasks, Prepared), strict=True)
     ]
 
@@ -89,6 +89,7 @@ def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> Prepa
         item.fields,
         item.replacement,
         request.facts.arguments.salt,
+        item.notes,
     )
 
 
