@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_plugin.errors import UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
@@ -162,9 +163,11 @@ class Checkpoint:
                 self._tokenizer = self._open_tokenizer(self)
             except UsageError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 raise UsageError(
-                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}{in_words(error)}",
+                    f"{self.folder}: the tokenizer cannot be opened: {words(error)}{in_words(error)}",
                     argument="checkpoint",
                 ) from error
         return self._tokenizer
@@ -390,8 +393,10 @@ def _fetch(name: str, patterns: tuple[str, ...]) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         raise UsageError(
-            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {type(error).__name__}: {error}",
+            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {words(error)}",
             argument="checkpoint",
         ) from error

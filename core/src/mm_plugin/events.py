@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
+
+from mm_plugin.foreign import is_interruption, shown
+from mm_plugin.forking import new_lock
 
 logger = logging.getLogger("mm_plugin")
 
@@ -159,7 +161,7 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._observers: tuple[Observer, ...] = tuple(observers)
 
     def add(self, observer: Observer) -> None:
@@ -172,14 +174,16 @@ class Observers:
         for observer in self._observers:
             try:
                 observer(event)
-            except (Exception, SystemExit):
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 with self._lock:
                     left = tuple(other for other in self._observers if other is not observer)
                     dropped, self._observers = len(left) < len(self._observers), left
                 if dropped:
                     logger.warning(
-                        "mm-plugin: observer %r failed on %s and was removed",
-                        observer,
+                        "mm-plugin: observer %s failed on %s and was removed",
+                        shown(observer),
                         type(event).__name__,
                         exc_info=True,
                     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.held import HeldEmbeddings
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.forking import new_lock
 from mm_plugin.inputs.encoded import Encoded
 
 
@@ -50,7 +50,7 @@ class EmbeddingCache:
         # longer than finding it. A plugin's store is not believed: what it returns is examined.
         self._keeps_facts = isinstance(self.store, MemoryStore)
         self._held = HeldEmbeddings()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._hits = _Tally()
         self._misses = self._mismatches = self._joins = 0
 

@@ -25,7 +25,7 @@ from mm_plugin.processor import joint
 from mm_plugin.processor.arguments import Arguments
 from mm_plugin.processor.commands import Call, Each, Fetch
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import executor_fault, run_each
+from mm_plugin.processor.parallel import run_each
 from mm_plugin.processor.request import PreparedRequest, ReadItem, ReadRequest
 from mm_plugin.processor.stages.finish import finish
 from mm_plugin.processor.stages.measure import measure
@@ -131,10 +131,7 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings) -> Any:
     loop = asyncio.get_running_loop()
 
     def submit(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        try:
-            return loop.run_in_executor(executor, function, *arguments)
-        except RuntimeError as error:
-            raise executor_fault(error) from error
+        return loop.run_in_executor(executor, function, *arguments)
 
     async def perform(command: Call | Each | Fetch) -> Any:
         if isinstance(command, Call):

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
-from mm_plugin.errors import MMPluginError, UsageError
+from mm_plugin.errors import MMPluginError
+from mm_plugin.executors import executor_fault
+from mm_plugin.foreign import contain
 
 _PLACE = re.compile(r"\b(?:images|videos|audios)\[\d+\]")
 
@@ -28,10 +30,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
     found: list[Any] = [None] * len(items)
     mine = set()
     try:
-        try:
-            futures += [executor.submit(function, item) for item in items]
-        except RuntimeError as error:
-            raise executor_fault(error) from error
+        futures += [executor.submit(function, item) for item in items]
         for index in reversed(range(len(items))):
             if futures[index].cancel():
                 mine.add(index)
@@ -54,17 +53,9 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
-        return function(item)
+        return contain(function, item)
     except Exception as error:
         return error
-
-
-def executor_fault(error: BaseException) -> UsageError:
-    """The server's error for an executor that takes no work, or dropped what it had taken."""
-    why = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return UsageError(
-        f"executor: it was shut down, or takes no work ({why}); keep it until the end", argument="executor"
-    )
 
 
 def first_error(found: Sequence[Any]) -> Exception | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import EncoderError, MMPluginError, PluginLoadError, ProcessorError, UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.metadata import in_words
 from mm_plugin.registry.loading import load_named, load_reference
 from mm_plugin.registry.plugin import Plugin, translate_errors
@@ -138,10 +139,12 @@ def _imported_torch(catalog: Catalog) -> Any:
     """The module, which looks for plugins of its own when it is first imported; half of it stays imported where that fails."""
     try:
         import torch
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         notices = "".join(f"; {notice}" for notice in catalog.notices)
         raise UsageError(
-            f"torch cannot be imported: {type(error).__name__}: {error}{in_words(error)}{notices}", argument="torch"
+            f"torch cannot be imported: {words(error)}{in_words(error)}{notices}", argument="torch"
         ) from error
     return torch
 

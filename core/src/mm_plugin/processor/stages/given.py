@@ -10,6 +10,7 @@ import numpy as np
 
 from mm_plugin.arrays import frozen, is_dense, is_floating, writable
 from mm_plugin.errors import MediaError, UsageError
+from mm_plugin.foreign import class_name, is_interruption
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
@@ -119,9 +120,11 @@ def _as_field(value: Any, name: str, path: str) -> Any:
         if is_dense(value) and not isinstance(value, np.ndarray):
             value = value.detach().cpu().numpy()
         array = np.asarray(value)
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         raise MediaError(
-            f"{name} cannot be read as an array ({type(error).__name__})", path=path, reason="fields"
+            f"{name} cannot be read as an array ({class_name(error)})", path=path, reason="fields"
         ) from error
     if array.dtype.kind not in "biuf" or array.size > _MOST_FIELD_VALUES:
         raise MediaError(
