@@ -76,6 +76,22 @@ class EncodeBatch(Event, frozen=True, kw_only=True):
     elapsed_ms: float
 
 
+class BatchRefused(Event, frozen=True, kw_only=True):
+    """A plugin refused items together that it took one by one, so a batch is not to it what its items are.
+
+    Attributes:
+        plugin: name of the plugin.
+        call: what was called: `image`, `video` or `audio` for an encoder, `prepare_batch` for a processor.
+        num_items: items of the call.
+        error: why it was refused.
+    """
+
+    plugin: str
+    call: str
+    num_items: int
+    error: str
+
+
 class ItemFailed(Event, frozen=True, kw_only=True):
     """An item could not be embedded; its request fails, and the others of the step go on.
 

@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import signal
 import threading
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -57,7 +58,7 @@ def text_of(error: BaseException) -> str:
     except BaseException as fault:
         if is_interruption(fault):
             raise
-        return "(its text cannot be read)"
+        return ""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}..."
     return text.encode("utf-8", "backslashreplace").decode()
@@ -157,6 +158,17 @@ def contain(function: Callable[..., Returned], *arguments: Any, **named: Any) ->
         if is_interruption(error):
             raise
         raise BareExceptionError(words(error)) from error
+
+
+def let_go(error: BaseException) -> None:
+    """Take from an exception what it keeps alive: the frames that it came through, and other exceptions with theirs.
+
+    Args:
+        error: changed in place, whatever its class makes of assignments.
+    """
+    traceback.clear_frames(BaseException.__dict__["__traceback__"].__get__(error))
+    for name in ("__traceback__", "__context__", "__cause__"):
+        BaseException.__dict__[name].__set__(error, None)
 
 
 def quietly(function: Callable[[], Returned], otherwise: Returned) -> Returned:

@@ -43,6 +43,7 @@ def embed_mm_inputs(
     check_finite: bool = False,
     staging: StagingBuffer | None = None,
     observers: Observers | None = None,
+    strict: bool | None = None,
 ) -> EmbedOutput:
     """The embeddings of one step: text looked up, media encoded once and written by intervals.
 
@@ -64,6 +65,8 @@ def embed_mm_inputs(
         check_finite: add a flag to the output that says, on the device, whether all embeddings of items are finite.
         staging: brings features to the encoder's device; the bound encoder's own where None.
         observers: hear of every encoder call; the bound encoder's own where None.
+        strict: items that the encoder refuses together and encodes one by one have failed; as the bound encoder's registry
+            says (`Settings.strict`) where None.
 
     Raises:
         UsageError: ids, batch and embedding do not fit together. No fault of an item, an encoder or a routine raises here; it is in
@@ -109,6 +112,7 @@ def embed_mm_inputs(
             agree=agree,
             staging=staging if staging is not None or bound is None else bound.staging,
             observers=observers if observers is not None or bound is None else bound.observers,
+            strict=strict if strict is not None else bound is not None and bound.is_strict,
         )
         step = StepEmbeddings(plan, batch, calls, "" if bound is None else bound.version, cache)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mm_plugin.errors import MMPluginError
 from mm_plugin.executors import executor_fault
-from mm_plugin.foreign import contain
+from mm_plugin.foreign import contain, is_interruption
 
 _PLACE = re.compile(r"\b(?:images|videos|audios)\[\d+\]")
 
@@ -55,6 +55,8 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
         return contain(function, item)
     except Exception as error:
+        if is_interruption(error):
+            raise
         return error
 
 

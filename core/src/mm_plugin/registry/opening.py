@@ -61,6 +61,7 @@ def open_encoder(
             owner=plugin.owner,
             observers=runtime.observers,
             embed=embed,
+            strict=runtime.settings.strict,
         )
         return encoder
 
