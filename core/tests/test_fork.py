@@ -311,7 +311,7 @@ def test_every_lock_of_the_package_is_free_in_the_child(make: Any, use: Any, hel
     assert locks
     for lock in locks:
         held(lock)
-    in_child(lambda: [use(thing)] and None)
+    in_child(lambda: str(use(thing)))
 
 
 def test_every_lock_of_the_package_is_made_where_a_child_renews_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mm_plugin.embed.admission import is_ids
 from mm_plugin.embed.gather import StepEmbeddings
 from mm_plugin.embed.plan import StepPlan, plan_step
 from mm_plugin.embed.rows import (
@@ -14,6 +15,7 @@ from mm_plugin.embed.rows import (
     all_finite,
     deepstack_rows,
     replace_rows,
+    zero_requests,
     zero_rows,
 )
 from mm_plugin.embed.text import embed_text, model_ids
@@ -123,6 +125,7 @@ def embed_mm_inputs(
                 made = RoutineOutput(embeds)
             else:
                 made = _run_routine(own, step, text, embeds, input_embedding)
+            zero_requests(made.input_embeds, plan, batch)
             return _output(step, made, check_finite=check_finite)
         finally:
             step.release()
@@ -172,6 +175,7 @@ def _run_routine(
 def _output(step: StepEmbeddings, made: RoutineOutput, *, check_finite: bool) -> EmbedOutput:
     plan, observers, device = step.plan, step.calls.observers, made.input_embeds.device
     failed = [FailedItem(*place, error) for place, error in sorted(step.failed.items())]
+    failed += [FailedItem(request, None, error) for request, error in plan.faults.items()]
     without = sorted(made.failed.keys() - {entry.request for entry in failed})
     failed += [FailedItem(request, None, made.failed[request]) for request in without]
     if observers is not None:
@@ -259,7 +263,7 @@ def _token_modalities(batch: ForwardBatch) -> torch.Tensor:
     for inputs, prefix, extend in zip(batch.inputs(), batch.extend_prefix_lens, batch.extend_seq_lens, strict=True):
         part = np.zeros(extend, dtype=np.int64)
         if inputs is not None:
-            known = inputs.token_modalities[prefix : prefix + extend]
+            known = inputs.token_modalities[prefix : prefix + extend] if is_ids(inputs.token_modalities) else part
             part[: len(known)] = known
         parts.append(part)
     return torch.from_numpy(np.concatenate(parts))
