@@ -53,6 +53,7 @@ def open_encoder(
     checkpoint = checkpoint.view()
     with translate_errors(plugin, EncoderError, f"the encoder of {spec.name} could not be opened"):
         encoder: Encoder = cls.load(checkpoint, device, dtype)
+        _check_values(plugin, spec, encoder)
         # An encoder that reads its weights by other means is identified by all of the checkpoint's.
         weights = checkpoint.fingerprint(checkpoint.tensors_read or None)
         encoder.bind(
@@ -64,6 +65,19 @@ def open_encoder(
             strict=runtime.settings.strict,
         )
         return encoder
+
+
+def _check_values(plugin: Plugin, spec: ModelSpec, encoder: Encoder) -> None:
+    """Refuse an encoder with tensors on the meta device, through which a look-up would read memory that nobody wrote."""
+    from mm_plugin.encoder.loading import without_memory
+
+    left = without_memory(encoder)
+    if left:
+        raise EncoderError(
+            f"{plugin.label}: the encoder of {spec.name} has tensors without values, on the meta device: {', '.join(left[:8])}"
+            f"{', ...' if len(left) > 8 else ''}; give them in Encoder.load",
+            **plugin.owner,
+        )
 
 
 def load_declared(catalog: Catalog, name: str, field: str) -> Any:
