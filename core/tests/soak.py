@@ -65,10 +65,10 @@ FAULTS: list[Callable[[], BaseException]] = [
 class Flaky(PlainToy):
     """Fails at random, in every way."""
 
-    is_sound = False
+    is_reliable = False
 
     def _maybe(self) -> None:
-        if not self.is_sound and random.random() < FAULTY:
+        if not self.is_reliable and random.random() < FAULTY:
             fault = random.choice(FAULTS)
             raise fault()
 
@@ -81,8 +81,8 @@ class Flaky(PlainToy):
         return super().prepare(*arguments)
 
 
-class Sound(Flaky):
-    is_sound = True
+class Reliable(Flaky):
+    is_reliable = True
 
 
 def encode(items: Any) -> list[torch.Tensor]:
@@ -105,9 +105,9 @@ class World:
         self.arrays = [img(index, HEIGHT, WIDTH) for index in range(IMAGES)]
         self.files = [png(index, HEIGHT, WIDTH) for index in range(IMAGES)]
         with Runtime(Settings()) as runtime:
-            sound = open_model(runtime, Sound)
+            reliable = open_model(runtime, Reliable)
             self.identities = [
-                [sound.process("<image>", [given]).mm_items[0].identity for given in kind]
+                [reliable.process("<image>", [given]).mm_items[0].identity for given in kind]
                 for kind in (self.arrays, self.files)
             ]
         self.faults: list[str] = []
@@ -120,7 +120,7 @@ class World:
 
     def renew(self) -> None:
         """Another registry in place of this one, which other threads still use."""
-        # Room for six images: entries are evicted all the time.
+        # Space for six images: entries are evicted all the time.
         self.runtime = Runtime(Settings(threads=3, preprocess_cache_bytes=6 * 600))
         self.model = open_model(self.runtime)
 
@@ -241,7 +241,7 @@ class World:
         if child == 0:
             code = 3
             try:
-                Flaky.is_sound = True
+                Flaky.is_reliable = True
                 output = self.model.process("<image> " * len(given), given)
                 again = asyncio.run(self.model.process_async("<image> " * len(given), given))
                 good = [[item.identity for item in each.mm_items] == identities for each in (output, again)]

@@ -300,7 +300,7 @@ HANDLERS: dict[str, tuple[Any, type[BaseException]]] = {
 
 
 @pytest.fixture
-def signalled() -> Iterator[Callable[[Any], None]]:
+def signaled() -> Iterator[Callable[[Any], None]]:
     before = signal.getsignal(signal.SIGUSR1)
     yield lambda handler: signal.signal(signal.SIGUSR1, handler)  # type: ignore[return-value]
     signal.signal(signal.SIGUSR1, before)
@@ -309,9 +309,9 @@ def signalled() -> Iterator[Callable[[Any], None]]:
 @pytest.mark.parametrize(("handler", "kind"), HANDLERS.values(), ids=HANDLERS)
 @pytest.mark.parametrize("where", ["prepare", "layout", "observer", "digest", "text"])
 def test_what_a_signal_handler_raises_passes_the_outer_border(
-    handler: Any, kind: type[BaseException], where: str, signalled: Any, open_words: Any
+    handler: Any, kind: type[BaseException], where: str, signaled: Any, open_words: Any
 ) -> None:
-    signalled(handler)
+    signaled(handler)
 
     def strike(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
@@ -337,8 +337,8 @@ def test_what_a_signal_handler_raises_passes_the_outer_border(
     assert processor.cache_stats.pinned == 0
 
 
-def test_the_same_exception_from_the_plugin_itself_is_its_fault(signalled: Any, open_words: Any) -> None:
-    signalled(lambda number, frame: sub_exit())
+def test_the_same_exception_from_the_plugin_itself_is_its_fault(signaled: Any, open_words: Any) -> None:
+    signaled(lambda number, frame: sub_exit())
     with pytest.raises(ProcessorError, match="SystemExit: 7"):
         open_words(broken("prepare", lambda: SystemExit(7)), SPEC).process("<image>", [img(0)])
 
@@ -586,11 +586,11 @@ def test_an_item_that_an_encoder_fails_on_fails_alone(fault: Callable[[], BaseEx
 
 
 @pytest.mark.parametrize("kind", [SystemExit, Timeout, KeyboardInterrupt])
-def test_what_is_meant_for_the_server_passes_an_encoder(kind: type[BaseException], signalled: Any) -> None:
+def test_what_is_meant_for_the_server_passes_an_encoder(kind: type[BaseException], signaled: Any) -> None:
     def handler(number: int, frame: Any) -> None:
         raise kind
 
-    signalled(handler)
+    signaled(handler)
 
     def encode(items: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""A forked child serves like its parent: threads and locks are made anew, and an executor that stayed behind is named."""
+"""A forked child serves like its parent: threads and locks are made again, and an executor without threads is named."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def both_ways(processor: Any, *images: Any) -> Any:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
-def test_the_registrys_own_executor_is_made_anew(used: bool, open_words: Any) -> None:
+def test_the_registrys_own_executor_is_made_again(used: bool, open_words: Any) -> None:
     with Runtime(Settings(threads=2)) as runtime:
         processor = open_words(PlainToy, SPEC, runtime=runtime)
         images = [img(seed) for seed in range(4)]
@@ -138,7 +138,7 @@ def test_a_fork_inside_a_plugin(open_words: Any) -> None:
 # ------------------------------------------------------------------ executors that are lent
 
 
-def test_a_lent_executor_whose_threads_stayed_behind_is_the_servers_fault(open_words: Any) -> None:
+def test_a_lent_executor_whose_threads_are_gone_is_the_servers_fault(open_words: Any) -> None:
     with ThreadPoolExecutor(2) as pool:
         processor = open_words(PlainToy, SPEC, runtime=Runtime(Settings(), executor=pool))
         both_ways(processor, img(0), img(1))

@@ -122,7 +122,7 @@ HOLDERS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a mapping": (lambda: Holder(tables={"a": torch.ones(1), "b": meta(1)}), ["tables['b']"]),
     "tensors with values": (lambda: Holder(table=torch.ones(2), tower=torch.nn.Linear(1, 1)), []),
     "a circle": (lambda: Holder(tower=Cyclic()), []),
-    "what is no tensor": (lambda: Holder(name="x", count=5, own=object()), []),
+    "what is not a tensor": (lambda: Holder(name="x", count=5, own=object()), []),
 }
 
 

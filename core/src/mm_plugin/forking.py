@@ -1,4 +1,4 @@
-"""What a forked process has to make anew: locks that a thread of its parent may have held. Knows no owner of one.
+"""What a forked process has to make again: locks that a thread of its parent may have held. Knows no owner of one.
 
 A child of `fork` has one thread, and its memory as it was: a lock that another thread held stays locked for ever. So every lock of
 this package is made by `new_lock` or `new_rlock`, and an object that keeps threads, or what threads were about to finish, is
@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
-# The only state of the package that is the process's: what to make anew in a child. It keeps nothing alive.
+# The only state of the package that is the process's: what to make again in a child. It keeps nothing alive.
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _OWNERS: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -261,7 +261,7 @@ class Runtime:
         return self._digests
 
     def after_fork(self) -> None:
-        """Make threads anew in a forked child; those of an executor that was lent are the server's."""
+        """Start threads again in a forked child; those of an executor that was lent are the server's."""
         self._thread = threading.local()
         if self._own_pool is not None:
             self._executor = self._own_pool = None
