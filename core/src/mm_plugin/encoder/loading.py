@@ -118,8 +118,8 @@ def _give(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 def without_memory(value: Any) -> list[str]:
     """Names of the tensors on the meta device, which have a shape and no values, that an object holds.
 
-    Parameters, buffers and plain attributes of modules count, and what stands in the attributes of an object that is not a module: modules
-    and tensors, in lists and mappings too.
+    Parameters, buffers and plain attributes of modules count, and of any other object its attributes: modules and tensors, in lists
+    and mappings too.
 
     Args:
         value: a module, an encoder, or any other object.
