@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# The core, and whatever stands in plugins/ with a pyproject.toml of its own: nothing here names a plugin.
-DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+# The core, and whatever stands in plugins/ or integrations/ with a pyproject.toml of its own: nothing here names one.
+DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml integrations/*/pyproject.toml)))
 STAMP  := $(VENV)/.installed
 # GNU OpenMP spins between small operations and slows shared machines many times over.
 export OMP_WAIT_POLICY ?= PASSIVE

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core"
-PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+PLUGINS = sorted(path.parent for kind in ("plugins", "integrations") for path in ROOT.glob(f"{kind}/*/pyproject.toml"))
 # What a plugin's own tests need beside the two wheels; `av` is the core's extra for videos.
 TEST_TOOLS = ("pytest", "hypothesis", "av")
 

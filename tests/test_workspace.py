@@ -12,7 +12,11 @@ import check_wheels
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = sorted(path.parent for path in [ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")])
+FOLDERS = sorted(
+    path.parent
+    for path in ROOT.glob("*/**/pyproject.toml")
+    if path.parent.parent.name in ("plugins", "integrations") or path.parent == ROOT / "core"
+)
 
 
 def packages(folder: Path) -> list[str]:

@@ -111,7 +111,7 @@ PHRASES = {
 
 # True uses, taken out of a text before it is searched.
 ALLOWED = (
-    r"\.clip_?\(|\bmode=\"clip\"",  # numpy's and torch's
+    r"\.clip_?\(|\bmode=\"clip\"|\bclip_chunk\b",  # numpy's and torch's, and what engines call to shorten a chunk
     r"\bclip(?:_vision\w*|-vit|_tower|_config)\b|(?<=\W)_clip\(|\bdef _clip\b",  # the model's name in checkpoints
     r"openai/clip\S*|models\.clip\b|_pil_clip\b",  # and in modules
     r"\"medium\"",  # a preset of x264
@@ -153,7 +153,7 @@ class Finding:
 
 def files() -> list[Path]:
     """Every text of the project that people write."""
-    folders = ("core", "plugins", "docs", "tests", "benchmarks")
+    folders = ("core", "plugins", "integrations", "docs", "tests", "benchmarks")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
     beside = [path for path in ROOT.iterdir() if path.suffix in SUFFIXES or path.name == "Makefile"]
     return sorted(
@@ -170,7 +170,7 @@ def package(file: str) -> str:
     parts = file.split("/")
     if parts[0] == "core" and "mm_plugin" in parts:
         return "core/" + parts[parts.index("mm_plugin") + 1].removesuffix(".py")
-    if parts[0] in ("core", "plugins"):
+    if parts[0] in ("core", "plugins", "integrations"):
         return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
     return parts[0] if len(parts) > 1 else "root"
 

@@ -44,7 +44,7 @@ IMAGES = [
 ]  # fmt: skip
 VIDEOS = ["mp4", "webm", "matroska", "mov", "mpegts", "mpeg", "avi", "flv", "gif", "frames", "mp3", "wav"]
 VIDEOS += ["broken", "bomb", "type", "url", "path", "foreign"]
-AUDIOS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples"]
+AUDIOS = ["wav", "flac", "m4a", "aiff", "mp3", "ogg", "webm", "mp4", "samples", "bare", "ts", "flv", "avi"]
 AUDIOS += ["broken", "bomb", "type", "url", "path", "foreign"]
 CASES = {
     "jpeg": ("1.1", "1.2", "1.6"), "png": ("1.2", "1.4"), "tiff": ("1.1",), "PIL": ("1.2", "1.4"), "numpy": ("1.12",),
@@ -483,7 +483,12 @@ def same_by_an_opened_object(data: bytes, pixels: np.ndarray) -> None:
     image = Image.open(io.BytesIO(data))
     if image.format == "PNG" and "transparency" in image.info:
         return
-    assert np.array_equal(open_image(image, path="x[2]", settings=SMALL).decode().pixels, pixels)
+    try:
+        opened = open_image(image, path="x[2]", settings=SMALL).decode().pixels
+    except MediaError:
+        assert image.format == "BMP"  # whose run lengths Pillow itself refuses where they end early
+        return
+    assert np.array_equal(opened, pixels)
 
 
 @pytest.mark.case("1.7")

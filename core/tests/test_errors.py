@@ -21,6 +21,7 @@ TREE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "MediaError": ("RequestError", "media", ("path", "reason")),
     "PlaceholderError": ("RequestError", "placeholder", ("path", "expected", "found")),
     "LimitError": ("RequestError", "limit", ("path", "setting", "limit", "value")),
+    "DeadlineError": ("RequestError", "deadline", ("path", "running")),
     "PluginError": ("MMPluginError", "plugin", ("plugin", "distribution", "version")),
     "PluginLoadError": ("PluginError", "plugin_load", ("plugin", "distribution", "version", "record")),
     "ProcessorError": ("PluginError", "processor", ("plugin", "distribution", "version")),

@@ -23,6 +23,8 @@ from mm_plugin.events import (
     ItemKeyed,
     MediaNote,
     Observers,
+    RequestFailed,
+    RequestProcessed,
 )
 
 FALLBACK = FallbackUsed(asked="A", plugin="b", why="c")
@@ -35,6 +37,8 @@ EVENTS = [
         plugin="p", path="images[0]", modality="image", identity="ab", num_tokens=4, cached=False, elapsed_ms=0.5
     ),
     DeviceSync(what="rows per frame"),
+    RequestProcessed(plugin="p", num_prompt_tokens=9, num_items=1, elapsed_ms=0.5),
+    RequestFailed(plugin="p", code="media", path="images[0]", error="no", elapsed_ms=0.5),
     HashIgnored(path="mm_hashes", why="c"),
     ItemDropped(path="images[0]", why="c"),
     MediaNote(path="images[0]", modality="image", note="n"),

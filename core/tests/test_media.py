@@ -584,7 +584,7 @@ def test_data_urls_of_every_form_are_read(url: str) -> None:
         ("data:,", "empty"),
         ("data:;base64,", "empty"),
         ("data:;base64,A", "url"),
-        ("data:;base64,AAA", "url"),
+        ("data:;base64,AAA", "format"),
         ("data:;base64,AA=A", "url"),
         ("data:;base64,!!!!", "url"),
         ("data:;base64,ÄÖÜß", "url"),

@@ -299,7 +299,8 @@ def test_a_video_without_audio_and_a_rare_codec_are_refused() -> None:
         out.mux(stream.encode(None))
     with pytest.raises(MediaError, match="no audio"):
         samples_of(file.getvalue(), 16000)
-    rare = encoded(whole_numbers(sine(16000, 0.3))[:, None], 16000, "wav", "adpcm_ima_wav", form="s16p")
+    rare = encoded(whole_numbers(sine(8000, 0.5))[:, None], 8000, "matroska", "pcm_s16le")
+    rare = rare.replace(b"A_PCM/INT/LIT", b"A_REAL/28_8\0\0")
     with pytest.raises(MediaError, match="codec"):
         samples_of(rare, 16000)
 
@@ -434,8 +435,8 @@ def test_tags_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MediaError, match="tags"):
         samples_of(tagged(60_000), 16000)
     names = b"INFO" + b"".join(chunk(b"%04x" % place, b"a\0") for place in range(65_000))
-    with pytest.raises(MediaError, match="too long"):
-        samples_of(wav(levels.tobytes(), 16000, 1, 16, extra=chunk(b"LIST", names)), 16000)
+    named = wav(levels.tobytes(), 16000, 1, 16, extra=chunk(b"LIST", names))
+    assert np.array_equal(samples_of(named, 16000), samples_of(plain, 16000))
 
 
 def test_samples_of_one_tick_are_counted_by_chunk() -> None:

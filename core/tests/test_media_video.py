@@ -627,7 +627,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "entries of an index": lambda: in_segment(element("1C53BB6B", b"\xbb\x80" * 400_000)),
     "tags": lambda: in_segment(element("1254C367", element("7373", b"".join(map(tag, range(30_000)))))),
     "frames without bytes": lambda: laced(9_000_000),
-    "names": lambda: information(65_000),
 }
 
 
@@ -659,6 +658,12 @@ print(json.dumps([found, grown, time.process_time() - began]))
     assert found[1] in ("head", "packets")
     assert megabytes < 200
     assert seconds < 20  # unguarded, each took this long or longer, or gigabytes
+
+
+def test_tags_of_avi_cost_nothing() -> None:
+    """FFmpeg compares each tag with all others; they are passed over, and the frames are the same."""
+    tagged, plain = (probe(data, modality="video") for data in (information(65_000), footage("avi, mpeg4")))
+    assert np.array_equal(tagged.timestamps, plain.timestamps)
 
 
 def test_ordinary_heads_are_not_refused() -> None:

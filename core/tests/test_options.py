@@ -22,7 +22,11 @@ class Options(BaseOptions, frozen=True, kw_only=True):
 
 def table(*modalities: Modality, **given: Any) -> OptionTable:
     spec: Any = SimpleNamespace(name="tiny", modalities=modalities)
-    checkpoint: Any = SimpleNamespace(folder="nowhere", preprocessor=lambda modality: {"rate": 7, "tile": 7})
+    checkpoint: Any = SimpleNamespace(
+        folder="nowhere",
+        preprocessor=lambda modality: {"rate": 7, "tile": 7},
+        preprocessor_source=lambda modality: "nowhere",
+    )
     return OptionTable(Options, "Author", spec, checkpoint, given, {})
 
 

@@ -795,7 +795,7 @@ def test_expanded_ids_hold_no_placeholder_but_those_of_the_media(open_tiny: Open
 
 
 def test_load_wins_over_checkpoint_over_default_and_call_over_all(open_tiny: Open) -> None:
-    settings = {"tone": 2, "edge": 3, "depth": 4, "not_an_option": 5}
+    settings = {"tone": 2, "edge": 3, "depth": 4, "image_processor_type": "Tiny"}
     assert msgspec.structs.asdict(open_tiny(checkpoint=settings, tone=9).options) == {
         "background": (255, 255, 255),
         "tone": 9,

@@ -461,7 +461,9 @@ def test_media_are_found_in_every_spelling_and_in_order(readers: dict[str, Promp
         {"type": "image", "image": b"e"},
     ]
     read = readers["byte-level"].read([*says("the", *parts[:2]), *says(*parts[2:])])
-    assert read.media[Modality.IMAGE] == ["a", "b", "c", None, b"e"]
+    images = read.media[Modality.IMAGE]
+    assert [images[0], images[1].value, *images[2:]] == ["a", "b", "c", None, b"e"]
+    assert (images[1].options, images[1].path) == ({"detail": "high"}, "messages[0].content[2]")
     assert read.media[Modality.VIDEO] == read.media[Modality.AUDIO] == []
     assert len(read.slots) == 5
 

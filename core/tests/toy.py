@@ -119,6 +119,9 @@ class ToyCheckpoint:
     def preprocessor(self, modality: Modality) -> Mapping[str, Any]:
         return self.settings
 
+    def preprocessor_source(self, modality: Modality) -> str:
+        return "nowhere/preprocessor_config.json"
+
 
 def owner_of(spec: ModelSpec) -> dict[str, str]:
     """Who an error of this spec's processor names."""

@@ -3,6 +3,7 @@ from .embed.routine import embed_mm_inputs, general_mm_embed_routine
 from .embed.rows import EmbedOutput
 from .encoder.base import Encoder, EncodesAudio, EncodesImages, EncodesVideos
 from .errors import (
+    DeadlineError,
     EncoderError,
     LimitError,
     MediaError,
@@ -35,6 +36,7 @@ from .media.types import (
     VideoFrames,
     VideoSize,
 )
+from .media.with_options import WithOptions
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
 from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
@@ -57,6 +59,7 @@ __all__ = [
     "AudioSize",
     "BaseOptions",
     "Checkpoint",
+    "DeadlineError",
     "DecodedAudio",
     "DecodedImage",
     "DecodedMedia",
@@ -105,6 +108,7 @@ __all__ = [
     "UsageError",
     "VideoFrames",
     "VideoSize",
+    "WithOptions",
     "__version__",
     "discover",
     "embed_mm_inputs",

@@ -29,8 +29,25 @@ def torch_of_tensors() -> Any:
     return sys.modules["torch"]
 
 
+def is_masked(value: Any, depth: int = 32) -> bool:
+    """Whether the value is a masked array or a masked tensor, or a list of such; a masked element has no value.
+
+    Args:
+        value: anything.
+        depth: how deep in lists it is looked for; numpy makes no array of deeper ones.
+    """
+    if isinstance(value, list | tuple):
+        return depth > 0 and any(is_masked(part, depth - 1) for part in value if not isinstance(part, int | float))
+    if isinstance(value, np.ma.MaskedArray):
+        return True
+    masked = getattr(sys.modules.get("torch.masked"), "MaskedTensor", None)
+    return masked is not None and isinstance(value, masked)
+
+
 def is_dense(value: Any) -> bool:
-    """Whether the value is a numpy array of numbers or booleans, or a strided torch tensor that is not quantized."""
+    """Whether the value is a numpy array of numbers or booleans, or a strided torch tensor that is not quantized; not masked."""
+    if is_masked(value):
+        return False
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf"
     return is_tensor(value) and value.layout is sys.modules["torch"].strided and not value.is_quantized
@@ -63,24 +80,56 @@ def storage_bytes(value: Any) -> int:
     return _OVERHEAD + (len(value) if isinstance(value, str | bytes) else 0)
 
 
-def detached(feature: Any, source: np.ndarray) -> Any:
-    """The feature in memory of its own.
+def owned(value: Any) -> Any:
+    """A copy in memory of its own that torch takes as it is: C order, the machine's byte order, no subclass, no gradient.
 
-    The source may be the caller's array, which can change later, so a feature that shares its memory is copied. A numpy view that
-    keeps more than twice its own bytes alive is copied too.
+    Args:
+        value: numpy array or torch tensor of any device; anything else, masked ones among it, is returned as it is.
+
+    Example:
+        >>> mirrored = np.arange(3, dtype=">i4")[::-1]
+        >>> copied = owned(mirrored)
+        >>> copied.tolist(), copied.strides, copied.dtype.isnative
+        ([2, 1, 0], (4,), True)
+    """
+    if is_masked(value):
+        return value
+    if isinstance(value, np.ndarray):
+        return np.array(value, dtype=value.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+    if is_tensor(value):
+        torch = torch_of_tensors()
+        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+        return plain.clone(memory_format=torch.contiguous_format)
+    return value
+
+
+def detached(feature: Any, *sources: np.ndarray) -> Any:
+    """The feature in memory of its own, in a form that torch takes.
+
+    A feature that shares the memory of a source is copied. So is a numpy array that torch would not take (negative strides, another
+    byte order, a subclass), and a view that keeps more than twice its own bytes alive.
 
     Args:
         feature: numpy array or torch tensor; anything else is returned as it is.
-        source: the array that the feature was made from.
+        sources: the arrays that the feature was made from, contiguous.
     """
     if isinstance(feature, np.ndarray):
-        shared = np.may_share_memory(feature, source) or storage_bytes(feature) > 2 * feature.nbytes
-        return feature.copy() if shared else feature
+        shared = any(np.may_share_memory(feature, source) for source in sources)
+        return owned(feature) if shared or not _is_plain(feature) else feature
     if is_tensor(feature) and feature.device.type == "cpu":
-        storage, first = feature.untyped_storage(), source.ctypes.data
-        if storage.data_ptr() < first + source.nbytes and first < storage.data_ptr() + storage.nbytes():
-            return feature.clone()
+        storage = feature.untyped_storage()
+        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        for source in sources:
+            first = source.ctypes.data
+            if begin < first + source.nbytes and first < end:
+                return owned(feature)
     return feature
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    """Whether torch takes an array, and it keeps no more than twice its own bytes alive."""
+    usable = array.dtype.isnative and array.flags.aligned and all(step >= 0 for step in array.strides)
+    return usable and type(array) is np.ndarray and storage_bytes(array) <= 2 * array.nbytes
 
 
 def unshared(feature: Any) -> Any:
@@ -97,8 +146,8 @@ def writable(value: Any) -> Any:
 
 def frozen(value: Any) -> Any:
     """A read-only copy of a numpy array, safe to share between requests; anything else is returned as it is."""
-    if isinstance(value, np.ndarray):
-        value = value.copy()
+    if isinstance(value, np.ndarray) and not is_masked(value):
+        value = owned(value)
         value.flags.writeable = False
     return value
 
@@ -116,6 +165,8 @@ def as_ids(value: Any, *, what: str = "input_ids") -> np.ndarray:
     Raises:
         UsageError: it is not one-dimensional, or not integers.
     """
+    if is_masked(value):
+        raise UsageError(f"{what}: expected a plain array, got a masked one; pass its .compressed()", argument=what)
     if isinstance(value, AbstractSet | Mapping):
         raise UsageError(f"{what}: expected ids in order, got an unordered {type(value).__name__}", argument=what)
     try:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json, weights_file
 from mm_plugin.errors import UsageError
 from mm_plugin.foreign import is_interruption, words
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
 from mm_plugin.metadata import in_words
+from mm_plugin.settings_files import SETTINGS_FILES, find_settings
 from mm_plugin.spec import ModelSpec
 
-# What a processor needs from the hub; weights are downloaded when tensors are requested.
-_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-_PARTS = {Modality.IMAGE: "image_processor", Modality.VIDEO: "video_processor", Modality.AUDIO: "feature_extractor"}
-_FILES = {
-    Modality.IMAGE: ("preprocessor_config.json",),
-    Modality.VIDEO: ("video_preprocessor_config.json", "preprocessor_config.json"),
-    Modality.AUDIO: ("preprocessor_config.json",),
-}
 # Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
 _TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
@@ -67,7 +60,7 @@ class Checkpoint:
         """Open a folder, or download the small files of a hub id.
 
         Raises:
-            UsageError: there is no such folder or hub id, or its config.json cannot be read.
+            UsageError: there is no such folder or hub id, its config.json cannot be read, or it holds a FIFO, device or socket.
         """
         try:
             name = os.fsdecode(source)
@@ -77,8 +70,9 @@ class Checkpoint:
                 f"checkpoint: expected a folder or a hub id, got {source!r:.80} ({error})", argument="checkpoint"
             ) from error
         # Absolute, since a worker that opens it again may run in another folder.
-        folder = Path(name).absolute() if is_folder else _fetch(name, _SMALL_FILES)
-        return cls(folder, _read_json(folder / "config.json"), str(folder) if is_folder else name)
+        folder = Path(name).absolute() if is_folder else fetch(name, SMALL_FILES)
+        check_files(folder)
+        return cls(folder, read_json(folder / "config.json"), str(folder) if is_folder else name)
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
         """A view of the same files whose tokenizer a function opens; see `ModelSpec.tokenizer`."""
@@ -118,14 +112,14 @@ class Checkpoint:
         Raises:
             UsageError: the file is missing, or is not a JSON object.
         """
-        return _read_json(self.folder / name)
+        return read_json(self.folder / name)
 
     def preprocessor(self, modality: Modality = Modality.IMAGE) -> dict[str, Any]:
         """The preprocessing settings of a modality, as the checkpoint's authors saved them.
 
         They are read from the modality's section of processor_config.json, or else from the modality's own file, in the order
-        in which transformers looks. `size.shortest_edge` and `size.longest_edge` are also returned as `min_pixels` and
-        `max_pixels` (pixels), two names for the same limits.
+        in which transformers looks. `size.shortest_edge` and `size.longest_edge`, which older files call `size.min_pixels` and
+        `size.max_pixels`, are also returned as `min_pixels` and `max_pixels` (pixels), names for the same limits.
 
         Args:
             modality: the modality whose settings are read.
@@ -133,23 +127,18 @@ class Checkpoint:
         Raises:
             UsageError: no file has such settings, or a file cannot be read.
         """
-        settings: Any = None
-        combined = self.folder / "processor_config.json"
-        if combined.is_file():
-            parts = _read_json(combined)
-            settings = parts.get(_PARTS[modality])
-            if settings is None and modality is Modality.VIDEO:
-                settings = parts.get(_PARTS[Modality.IMAGE])
-        for name in _FILES[modality]:
-            if not isinstance(settings, dict) and (self.folder / name).is_file():
-                settings = _read_json(self.folder / name)
-        if not isinstance(settings, dict):
-            raise UsageError(
-                f"{self.folder}: expected preprocessing settings for {modality.argument} in {' or '.join(_FILES[modality])}, "
-                f"or as {_PARTS[modality]!r} in processor_config.json, found none; copy the file from the released checkpoint",
-                argument="checkpoint",
-            )
-        return _with_pixel_limits(settings)
+        return find_settings(self.folder, modality)[1]
+
+    def preprocessor_source(self, modality: Modality = Modality.IMAGE) -> str:
+        """The file that `preprocessor` reads, with the section of it where it has some, for messages; equal for one source.
+
+        Args:
+            modality: the modality whose settings are read.
+
+        Raises:
+            UsageError: as for `preprocessor`.
+        """
+        return find_settings(self.folder, modality)[0]
 
     @property
     def tokenizer(self) -> Any:
@@ -188,8 +177,8 @@ class Checkpoint:
             UsageError: a tensor is missing, or a file cannot be read.
         """
         # An encoder may read how to normalize from these.
-        names = sorted({"processor_config.json", *(name for group in _FILES.values() for name in group)})
-        settings = {name: digest((self.folder / name).read_bytes()) for name in names if (self.folder / name).is_file()}
+        names = SETTINGS_FILES
+        settings = {name: digest(read_file(self.folder / name)) for name in names if (self.folder / name).is_file()}
         files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}
         content = self._tensor_digests(sorted(files) if tensors is None else sorted(set(tensors)))
         parts = ["mm-plugin/checkpoint", FORMAT_VERSION, dict(self.config), settings, sorted(files), content]
@@ -234,22 +223,24 @@ class Checkpoint:
         """The name of every tensor in the checkpoint, with the file that contains it.
 
         Raises:
-            UsageError: there are no safetensors files, or their index cannot be read.
+            UsageError: there are no safetensors files, one cannot be read or is outside of the folder, or their index is malformed.
         """
         from safetensors import SafetensorError, safe_open
 
         folder = self._weights_folder()
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            table = _read_json(index).get("weight_map")
+            table = read_json(index).get("weight_map")
             if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
                 raise UsageError(
                     f"{index}: expected a weight_map from tensor names to files, found {type(table).__name__}",
                     argument="checkpoint",
                 )
-            return {name: folder / file for name, file in table.items()}
+            files = {file: weights_file(folder, file) for file in set(table.values())}
+            return {name: files[file] for name, file in table.items()}
         names: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
+            weights_file(folder, file.name)
             try:
                 with safe_open(file, framework="pt") as opened:
                     names.update(dict.fromkeys(opened.keys(), file))
@@ -331,7 +322,7 @@ class Checkpoint:
     def _weights_folder(self) -> Path:
         if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():
             return self.folder
-        return _fetch(self._source, (*_SMALL_FILES, "*.safetensors"))
+        return fetch(self._source, (*SMALL_FILES, "*.safetensors"))
 
 
 def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what: str) -> None:
@@ -363,40 +354,3 @@ def _auto_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
-
-
-def _with_pixel_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(settings)
-    size = out.get("size")
-    if isinstance(size, Mapping):
-        for edge, limit in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-            if size.get(edge) is not None and out.get(limit) is None:
-                out[limit] = size[edge]
-    return out
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} is missing", argument="checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", argument="checkpoint") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}", argument="checkpoint")
-    return value
-
-
-def _fetch(name: str, patterns: tuple[str, ...]) -> Path:
-    """The files of a hub id, from the local cache if they are there."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except BaseException as error:
-        if is_interruption(error):
-            raise
-        raise UsageError(
-            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {words(error)}",
-            argument="checkpoint",
-        ) from error

@@ -5,7 +5,8 @@
     ├── RequestError          the client's media or prompt; the message is safe to show (HTTP 4xx)
     │   ├── MediaError        an image, video or audio input that cannot be used
     │   ├── PlaceholderError  the prompt's placeholders and the media do not match
-    │   └── LimitError        a value above a limit
+    │   ├── LimitError        a value above a limit
+    │   └── DeadlineError     the request was not done in time (HTTP 504)
     ├── PluginError           a plugin's fault; names plugin, distribution and version
     │   ├── PluginLoadError   it could not be found, imported or registered
     │   ├── ProcessorError    its processor failed
@@ -150,6 +151,14 @@ class LimitError(RequestError):
             limit=int(limit),
             value=None if value is None else int(min(value, sys.maxsize)),
         )
+
+
+class DeadlineError(RequestError):
+    """The request was not done by its deadline, and nothing more of it was begun. `running` is what was under way then."""
+
+    code = "deadline"
+    attributes: ClassVar[tuple[str, ...]] = ("path", "running")
+    running: tuple[str, ...] | None
 
 
 def _number(value: float) -> str:

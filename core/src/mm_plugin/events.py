@@ -24,6 +24,40 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
 
+class RequestProcessed(Event, frozen=True, kw_only=True):
+    """A request's prompt and media inputs were processed.
+
+    Attributes:
+        plugin: name of the model spec.
+        num_prompt_tokens: tokens of the expanded prompt.
+        num_items: items of all modalities.
+        elapsed_ms: from the call to its output, milliseconds.
+    """
+
+    plugin: str
+    num_prompt_tokens: int
+    num_items: int
+    elapsed_ms: float
+
+
+class RequestFailed(Event, frozen=True, kw_only=True):
+    """A request was not processed; a cancelled one is not reported.
+
+    Attributes:
+        plugin: name of the model spec.
+        code: code of the error, such as `media`.
+        path: what it was about, such as `images[0]`; None where it has none.
+        error: message of the error.
+        elapsed_ms: from the call to the error, milliseconds.
+    """
+
+    plugin: str
+    code: str
+    path: str | None
+    error: str
+    elapsed_ms: float
+
+
 class ItemKeyed(Event, frozen=True, kw_only=True):
     """A media input became an item with an identity.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -64,6 +64,9 @@ class MultimodalInputFormat(enum.Enum):
 
 Offset = tuple[int, int]
 
+# How the tokens of an item's span attend to one another: to those before them, so that a chunk may end anywhere, or all to all.
+Attention = Literal["causal", "whole"]
+
 # Length of an `item_key`, which begins the key of the item's embeddings.
 ITEM_KEY_BYTES = 32
 
@@ -86,6 +89,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         model_specific_data: the fields that the plugin declared, such as `image_grid_thw`.
         identity: 32 bytes; equal identity means equal embeddings and equal positions.
         pad_values: the four sentinels.
+        attention: `whole` where one chunk must hold each of its spans as a whole, since its tokens attend to all of the span.
         notes: what was served otherwise than asked or expected, one sentence each; no part of the identity.
 
     Example:
@@ -109,6 +113,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
     model_specific_data: dict[str, Any] = msgspec.field(default_factory=dict)
     identity: bytes | None = None
     pad_values: PadValues | None = None
+    attention: Attention = "causal"
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

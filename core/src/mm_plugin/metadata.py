@@ -29,10 +29,11 @@ def broken_metadata(error: BaseException) -> BrokenMetadata | None:
     """
     found, trace = None, error.__traceback__
     while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
         module = str(trace.tb_frame.f_globals.get("__name__"))
         inside = module.startswith(("importlib.metadata", "importlib_metadata"))
-        if inside and hasattr(owner, "read_text") and hasattr(owner, "locate_file"):
+        # Reading a frame's locals makes a dict that the frame keeps: of other frames it would keep the media inputs there alive.
+        owner = trace.tb_frame.f_locals.get("self") if inside else None
+        if hasattr(owner, "read_text") and hasattr(owner, "locate_file"):
             found = owner
         trace = trace.tb_next
     if found is None:

@@ -36,10 +36,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_redirects: most redirects to follow for one URL.
         max_media_bytes: largest encoded file of one media input, bytes.
         max_image_pixels: largest decoded image or video frame, height x width. The default is the size above which Pillow warns.
+        max_decode_bytes: memory that decoding one image may take, as the table in `docs/media.md` counts it, bytes.
         max_video_frames: most frames of one video, before sampling.
         max_video_seconds: longest video, seconds.
         max_audio_seconds: longest audio, seconds.
         max_request_pixels: most pixels of all images and sampled frames of one request together, height x width each.
+        max_request_bytes: most bytes of all media inputs of one request together: encoded files as they arrive, and samples,
+            features and embeddings that came as arrays. Arrays of pixels count to `max_request_pixels`.
+        max_request_audio_seconds: longest audio of one request, all of it together that must be decoded, seconds.
         max_items: most media inputs in one request.
         max_images: most images in one request.
         max_videos: most videos in one request.
@@ -77,10 +81,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_redirects: Bytes = 3
     max_media_bytes: Count = 64 * 1024 * 1024
     max_image_pixels: Count = 89_478_485
+    max_decode_bytes: Count = 1536 << 20
     max_video_frames: Count = 262_144
     max_video_seconds: Seconds = 7200.0
     max_audio_seconds: Seconds = 1800.0
     max_request_pixels: Count = 1 << 32
+    max_request_bytes: Count = 1 << 30
+    max_request_audio_seconds: Seconds = 7200.0
     max_items: Count = 256
     max_images: Count = 256
     max_videos: Count = 32

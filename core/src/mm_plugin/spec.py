@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import msgspec
 
 from mm_plugin.errors import SpecError
-from mm_plugin.items import Modality, MultimodalDataItem
+from mm_plugin.items import Attention, Modality, MultimodalDataItem
 
 PADDING_RULES = ("pairs", "runs", "offsets")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -39,6 +39,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             `AutoTokenizer` cannot open, or opens wrongly; None for `AutoTokenizer`.
         embed: `"module:function"` in place of the core's way to embed, for models that do more than replace the rows of
             placeholders: `(text_embeds, plan, embeddings, input_ids) -> (input_embeds, extra)`; None where they do not.
+        attention: by modality, `"whole"` where the tokens of a span attend to all tokens of the span, so that no chunk may cut it;
+            `"causal"` where a modality is not named.
         demo: `"module:Class"` that makes a tiny checkpoint for `mm-plugin demo`, or None.
         placeholder_affixes: by modality, the text that the model's own processor writes before and after a placeholder. It is
             added before the prompt is tokenized, because the tokenizer may join it with the text beside it.
@@ -82,6 +84,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: str | None = None
     tokenizer: str | None = None
     embed: str | None = None
+    attention: Mapping[Modality, Attention] = {}
     demo: str | None = None
     placeholder_affixes: Mapping[Modality, tuple[str, str]] = {}
     specialize: str | None = None
@@ -127,6 +130,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             for pair in self.token_pairs
         ):
             refuse("token_pairs must hold pairs of (start, end) token strings")
+        if not isinstance(self.attention, Mapping) or not all(
+            modality in self.modalities and kind in get_args(Attention) for modality, kind in self.attention.items()
+        ):
+            refuse(f"attention must name, by modality of the spec, one of {', '.join(get_args(Attention))}")
         if not isinstance(self.placeholder_affixes, Mapping) or not all(
             modality in self.modalities
             and isinstance(texts, tuple)

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from mm_plugin.arrays import storage_bytes
 from mm_plugin.errors import PluginError, RequestError, UsageError
+from mm_plugin.events import MediaNote
 from mm_plugin.foreign import class_name, is_interruption, words
-from mm_plugin.items import Modality, MultimodalInputFormat, are_notes
+from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat, are_notes
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
 
@@ -134,6 +136,32 @@ def is_prepared(value: Any) -> bool:
     if not isinstance(value, Prepared) or not value.is_complete():
         return False
     return isinstance(value.replacement, Replacement) and isinstance(value.fields, Mapping)
+
+
+class JointPrepared(msgspec.Struct, frozen=True, eq=False):
+    """What a `JointTask` became.
+
+    Attributes:
+        ids: [N] int64, the expanded prompt.
+        items: one for each modality, with spans and identity.
+        seconds: how long the preparation took.
+        notes: what is served otherwise than asked, of each media input and of all media of a modality together.
+    """
+
+    ids: np.ndarray
+    items: Sequence[MultimodalDataItem]
+    seconds: float
+    notes: Sequence[MediaNote] = ()
+
+    def is_complete(self) -> bool:
+        """See `Result.is_complete`."""
+        ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
+        items = isinstance(self.items, list | tuple) and all(
+            isinstance(item, MultimodalDataItem) for item in self.items
+        )
+        notes = isinstance(self.notes, list | tuple) and all(isinstance(note, MediaNote) for note in self.notes)
+        timed = isinstance(self.seconds, float)
+        return ids and items and timed and notes and all(are_notes(item.notes) for item in self.items)
 
 
 class Result(Protocol):

@@ -14,9 +14,12 @@ from mm_plugin_qwen2vl.testing import TINY
 @pytest.mark.case("9.5")
 class TestOptionSweep(OptionSweepTests):
     CHANGING = {
-        Modality.IMAGE: {"background", "min_pixels", "max_pixels", "resize", "feature_format"},
+        Modality.IMAGE: {
+            "background", "min_pixels", "max_pixels", "resized_height", "resized_width", "resize", "feature_format"
+        },
         Modality.VIDEO: {
-            "fps", "num_frames", "min_frames", "max_frames", "frame_rule", "video_min_pixels", "feature_format"
+            "fps", "num_frames", "min_frames", "max_frames", "frame_rule", "video_min_pixels", "feature_format",
+            "resized_height", "resized_width", "video_start", "video_end",
         },
     }  # fmt: skip
     # The video is small enough for both rules of size; `TestVideoCounts` tells them apart.

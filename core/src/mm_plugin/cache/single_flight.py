@@ -11,6 +11,7 @@ import msgspec
 
 from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.errors import DeadlineError
 from mm_plugin.forking import new_lock, on_fork
 
 
@@ -180,7 +181,9 @@ class ComputeCache:
         with self._lock:
             if self._flights.get(key) is flight:
                 del self._flights[key]
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, DeadlineError):
+            flight.cancel()  # the time of one caller: those who wait claim the key again
+        elif isinstance(outcome, Exception):
             flight.set_exception(outcome)
         elif isinstance(outcome, BaseException):
             flight.cancel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mm_plugin.arrays import is_dense, is_floating, writable
+from mm_plugin.arrays import is_dense, is_floating
 from mm_plugin.encoder.base import own_storage
 from mm_plugin.errors import EncoderError, UsageError
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.items import MultimodalDataItem
+from mm_plugin.tensors import tensor_of
 
 if TYPE_CHECKING:
     import torch
@@ -118,10 +119,9 @@ def given_embeddings(
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """An array or tensor as a tensor; an array that is not writable, of which torch warns, is copied first."""
-    import torch
-
-    return torch.as_tensor(writable(value))
+    """An array or tensor as a tensor, over the same memory."""
+    found: torch.Tensor = tensor_of(value)
+    return found
 
 
 def _is_floating(value: Any) -> bool:

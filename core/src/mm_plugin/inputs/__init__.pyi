@@ -1,12 +1,13 @@
 from .batch import ForwardBatch
 from .encoded import Encoded
 from .precomputed import PrecomputedEmbeddings, ProcessorOutput
-from .processed import MultimodalInputs, MultimodalProcessorOutput, NextTurn, SpecialTokens
+from .processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, NextTurn, SpecialTokens
 from .request_media import Recipe, RequestMedia, Retain
 
 __all__ = [
     "Encoded",
     "ForwardBatch",
+    "ItemContent",
     "MultimodalInputs",
     "MultimodalProcessorOutput",
     "NextTurn",

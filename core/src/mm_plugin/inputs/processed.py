@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from mm_plugin.errors import SpanError, UsageError
-from mm_plugin.items import Modality, MultimodalDataItem, checked_spans
+from mm_plugin.items import Modality, MultimodalDataItem, checked_spans, item_key
 
 
 class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,53 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
     mrope_position_delta: int | None = None
     position_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+
+    def split(self) -> tuple[MultimodalInputs, list[ItemContent]]:
+        """What a scheduler keeps, a few kilobytes, and what only the worker needs; `MultimodalInputs.attach` joins them there.
+
+        This output stays as it is.
+
+        Returns:
+            `MultimodalInputs.from_processor_output` of this output with neither features nor precomputed embeddings; and those, one
+            entry for each of its items.
+
+        Raises:
+            SpanError, UsageError: as for `from_processor_output`.
+
+        Example:
+            >>> import numpy as np
+            >>> from mm_plugin import Modality, MultimodalDataItem, MultimodalProcessorOutput
+            >>> item = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(0, 1)], feature=np.ones((2, 8)))
+            >>> item.set_identity(bytes(32))
+            >>> ids = np.array([9, 9])
+            >>> output = MultimodalProcessorOutput(
+            ...     input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0 + 1, mm_items=[item]
+            ... )
+            >>> inputs, contents = output.split()
+            >>> inputs.mm_items[0].feature is None
+            True
+            >>> inputs.attach(contents)
+            >>> inputs.mm_items[0].feature is item.feature
+            True
+        """
+        inputs = MultimodalInputs.from_processor_output(self)
+        contents = [ItemContent(item_key(item), item.feature, item.precomputed_embeddings) for item in inputs.mm_items]
+        inputs.release_features()
+        return inputs, contents
+
+
+class ItemContent(msgspec.Struct, frozen=True, eq=False):
+    """What only a GPU worker needs of an item.
+
+    Attributes:
+        key: the item's `mm_plugin.items.item_key`, by which a worker knows that it belongs to the item.
+        feature: as in `MultimodalDataItem`.
+        precomputed_embeddings: as in `MultimodalDataItem`.
+    """
+
+    key: bytes
+    feature: Any = None
+    precomputed_embeddings: Any = None
 
 
 class NextTurn(enum.Enum):
@@ -182,15 +230,82 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         return cls(**shared | own)
 
     @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Every span as (first token, last token, index of its item), in prompt order."""
+        return sorted((start, end, index) for index, item in enumerate(self.mm_items) for start, end in item.offsets)
+
+    def clip_chunk(self, prefix: int, length: int) -> int:
+        """How many tokens the next chunk may have, so that it cuts no span whose tokens attend to one another.
+
+        Args:
+            prefix: tokens that are computed already.
+            length: tokens for which the step has space.
+
+        Returns:
+            At most `length`: that, or the tokens before the first span that does not fit. 0 where such a span begins at `prefix`
+            and is longer than `length`; it needs a step with more space.
+
+        Raises:
+            SpanError: `prefix` itself lies within such a span.
+            UsageError: an argument is not a number of tokens.
+
+        Example:
+            >>> import numpy as np
+            >>> from mm_plugin import Modality, MultimodalDataItem, MultimodalInputs
+            >>> image = MultimodalDataItem(modality=Modality.IMAGE, offsets=[(2, 5)], attention="whole")
+            >>> ids = np.arange(8)
+            >>> inputs = MultimodalInputs(mm_items=[image], input_ids=ids, padded_input_ids=ids, token_modalities=ids * 0)
+            >>> [inputs.clip_chunk(0, length) for length in (2, 3, 5, 6, 8)], inputs.clip_chunk(2, 3)
+            ([2, 2, 2, 6, 8], 0)
+        """
+        given: dict[str, Any] = {"prefix": prefix, "length": length}
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+                raise UsageError(f"{name}: expected a number of tokens from 0, got {value!r}", argument=name)
+        end = prefix + length
+        for first, last, index in whole_spans(self):
+            if first < prefix <= last:
+                raise SpanError(
+                    f"mm_items[{index}]: expected a prefix that does not cut the span ({first}, {last}), whose tokens attend to "
+                    f"one another, got {prefix}"
+                )
+            if prefix <= first < end <= last:
+                return first - prefix
+        return length
+
+    @property
     def num_mm_tokens(self) -> int:
         """Tokens of the prompt that take an embedding of any item."""
         return self.num_image_tokens + self.num_video_tokens + self.num_audio_tokens
+
+    def attach(self, contents: Sequence[ItemContent]) -> None:
+        """Give the items their features and precomputed embeddings, which came on another way; see `split`.
+
+        Args:
+            contents: one for each item, in order.
+
+        Raises:
+            UsageError: they are not of these items.
+        """
+        keys = [item_key(item) for item in self.mm_items]
+        if [getattr(content, "key", None) for content in contents] != keys:
+            raise UsageError(
+                f"contents: expected those of the {len(keys)} items of these inputs in order, got {len(contents)} of others",
+                argument="contents",
+            )
+        for item, content in zip(self.mm_items, contents, strict=True):
+            item.feature, item.precomputed_embeddings = content.feature, content.precomputed_embeddings
 
     def release_features(self) -> None:
         """Drop features and precomputed embeddings; ids, spans and positions stay. Calling it twice is harmless."""
         for item in self.mm_items:
             item.feature = None
             item.precomputed_embeddings = None
+
+
+def whole_spans(inputs: MultimodalInputs) -> list[tuple[int, int, int]]:
+    """The spans that no chunk may cut, as in `MultimodalInputs.spans`."""
+    return [span for span in inputs.spans if inputs.mm_items[span[2]].attention == "whole"]
 
 
 def _copy(value: Any) -> Any:

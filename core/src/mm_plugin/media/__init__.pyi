@@ -24,6 +24,7 @@ from .types import (
     whole,
 )
 from .video import VideoSource, open_video
+from .with_options import WithOptions
 
 __all__ = [
     "MEDIA_KINDS",
@@ -48,6 +49,7 @@ __all__ = [
     "VideoFrames",
     "VideoSize",
     "VideoSource",
+    "WithOptions",
     "check_pixels",
     "is_remote",
     "normalize_image",

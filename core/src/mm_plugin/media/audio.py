@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,17 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
-from mm_plugin.media.limits import check_audio_samples
+from mm_plugin.media.audio_tracks import (
+    BARE_FORMATS,
+    CUT_FORMATS,
+    FORMATS,
+    HEADERLESS_FORMATS,
+    MOST_CHANNELS,
+    AudioTrack,
+    choose_track,
+)
+from mm_plugin.media.encryption import is_encrypted
+from mm_plugin.media.limits import check_audio_samples, check_request_bytes, check_unmasked
 from mm_plugin.media.pyav import CheckedFile, av_decoding, import_av, open_container
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
@@ -27,14 +37,22 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
+    from av.packet import Packet
 
-# FFmpeg's names.
-_FORMATS = "wav,w64,aiff,flac,mp3,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
-_CODECS = frozenset({"flac", "mp3", "vorbis", "opus", "aac", "alac"})
 _MOST_RATE = 768_000  # Hz; the fastest converters that are sold
 _PIECE = 1 << 16  # samples that are resampled together
+_MOST_PLANES = 8
+_CUT_PACKETS = 8  # at each end of a recording, which may begin and end within a frame
 # Full scale of whole numbers, and the level of silence.
 _SCALES = {"u": (128.0, 128.0), "i2": (32768.0, 0.0), "i4": (2147483648.0, 0.0), "i8": (9223372036854775808.0, 0.0)}
+
+
+class _Decoded(NamedTuple):
+    """Samples at a rate, and what was served otherwise than asked."""
+
+    samples: np.ndarray
+    rate: int
+    notes: tuple[str, ...]
 
 
 class AudioSource:
@@ -48,10 +66,15 @@ class AudioSource:
         self, path: str, settings: Settings, *, data: bytes | None = None, given: tuple[np.ndarray, int] | None = None
     ) -> None:
         self.path, self._settings, self._data, self._given = path, settings, data, given
-        self._decoded: tuple[np.ndarray, int] | None = None
+        self._decoded: _Decoded | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoded": None}
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the encoded file; empty for given samples."""
+        return (self._data or b"")[:64]
 
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
@@ -64,7 +87,7 @@ class AudioSource:
 
         Args:
             sampling_rate: at this rate, by decoding it: no header is exact, and samples take little memory. At its own rate where
-                None, as the header says, without decoding it.
+                None, as the header says, without decoding it; a file without a header is decoded all the same.
 
         Raises:
             MediaError: it is not audio that can be opened or decoded, or its header does not say how long it is.
@@ -72,7 +95,7 @@ class AudioSource:
         """
         if sampling_rate is None:
             return self._header()
-        return AudioSize(len(self._at_rate(sampling_rate)), sampling_rate)
+        return AudioSize(len(self._at_rate(sampling_rate).samples), sampling_rate)
 
     def size(self, rules: SamplingRules) -> AudioSize:
         """How many samples it has at the rate of the rules; raises as `probe` does."""
@@ -85,15 +108,19 @@ class AudioSource:
             size: the size at the rate that is asked for.
             background: without effect.
         """
-        samples = self._at_rate(size.sampling_rate)
+        decoded = self._at_rate(size.sampling_rate)
         self._decoded = None  # the samples are held no longer than this call
-        return DecodedAudio(size, samples)
+        return DecodedAudio(size, decoded.samples, decoded.notes)
 
     def _header(self) -> AudioSize:
         if self._given is not None:
             return AudioSize(len(self._given[0]), self._given[1])
-        with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), _FORMATS) as container:
-            stream = self._stream(container)
+        with av_decoding(self.path, "audio"), open_container(CheckedFile(self._data or b""), FORMATS) as container:
+            track = choose_track(container, self._data or b"")
+            stream = track.stream
+            if container.format.name in HEADERLESS_FORMATS or not stream.rate:
+                return self._counted(_audios(container, track, []))
+            _checked_rate(stream.rate)
             seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
             if seconds is None and container.duration:
                 seconds = Fraction(container.duration, 1_000_000)
@@ -101,25 +128,36 @@ class AudioSource:
                 raise MediaError("the file's header does not say how long the audio is", reason="duration")
             return AudioSize(round(seconds * stream.rate), stream.rate)
 
-    def _at_rate(self, sampling_rate: int) -> np.ndarray:
+    def _at_rate(self, sampling_rate: int) -> _Decoded:
         """The samples at a rate, decoded once for the size and for what is prepared."""
         decoded = self._decoded
-        if decoded is None or decoded[1] != sampling_rate:
+        if decoded is None or decoded.rate != sampling_rate:
             with av_decoding(self.path, "audio"):
-                self._decoded = decoded = self._samples(sampling_rate), sampling_rate
-        return decoded[0]
+                self._decoded = decoded = self._samples(sampling_rate)
+        return decoded
 
-    def _samples(self, sampling_rate: int) -> np.ndarray:
+    def _samples(self, sampling_rate: int) -> _Decoded:
         if self._given is not None:
-            return _at_rate([self._given[0]], self._given[1], sampling_rate)
-        with open_container(CheckedFile(self._data or b""), _FORMATS) as container:
-            audios = _audios(container, self._stream(container))
+            return _Decoded(_at_rate([self._given[0]], self._given[1], sampling_rate), sampling_rate, ())
+        with open_container(CheckedFile(self._data or b""), FORMATS) as container:
+            track = choose_track(container, self._data or b"")
+            notes = list(track.notes)
+            audios = _audios(container, track, notes)
             first = next(audios, None)
             if first is None:
                 raise MediaError("expected at least one sample, got none", reason="empty")
             # The header may have another rate: for HE-AAC that of its core, half of what is heard.
             rate = _checked_rate(first.sample_rate)
-            return _at_rate(self._pieces(itertools.chain([first], audios), rate), rate, sampling_rate)
+            samples = _at_rate(self._pieces(itertools.chain([first], audios), rate), rate, sampling_rate)
+            return _Decoded(samples, sampling_rate, tuple(notes))
+
+    def _counted(self, audios: Iterator[AudioFrame]) -> AudioSize:
+        """Of a file that has no header: by decoding it, without keeping its samples."""
+        first = next(audios, None)
+        if first is None:
+            raise MediaError("expected at least one sample, got none", reason="empty")
+        rate = _checked_rate(first.sample_rate)
+        return AudioSize(sum(map(len, self._pieces(itertools.chain([first], audios), rate))), rate)
 
     def _pieces(self, audios: Iterable[AudioFrame], rate: int) -> Iterator[np.ndarray]:
         """Decoded samples, channels averaged."""
@@ -132,19 +170,6 @@ class AudioSource:
             count += waveform.samples
             check_audio_samples(self.path, count, rate, self._settings)
             yield _averaged(waveform)
-
-    def _stream(self, container: InputContainer) -> AudioStream:
-        """The first audio, ready to be decoded."""
-        for stream in container.streams.audio:
-            name = stream.codec_context.codec.canonical_name if stream.codec_context is not None else ""
-            if name not in _CODECS and not name.startswith("pcm_"):
-                raise MediaError(
-                    f"unsupported audio codec {name or 'unknown'}; convert the audio to FLAC, MP3 or WAV",
-                    reason="codec",
-                )
-            _checked_rate(stream.rate)
-            return stream
-        raise MediaError("the file holds no audio", reason="format")
 
 
 def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
@@ -179,9 +204,15 @@ def open_audio(value: Any, *, path: str, settings: Settings) -> AudioSource:
 def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.ndarray, int]:
     """Given samples as [num_samples] float32 of their own memory, and their rate."""
     samples, rate = value.samples, value.sampling_rate
+    check_unmasked(path, samples)
     if is_tensor(samples) and is_dense(samples):
-        samples = samples.detach().cpu()
-        samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        try:
+            samples = samples.detach().cpu()
+            samples = samples.float().numpy() if samples.is_floating_point() else samples.numpy()
+        except Exception as error:  # one without memory, such as on the device `meta`
+            raise MediaError(
+                f"{path}: the tensor cannot be read ({type(error).__name__})", path=path, reason="array"
+            ) from error
     if isinstance(samples, list | tuple):
         try:
             samples = np.array(samples, dtype=np.float64)
@@ -202,7 +233,14 @@ def _checked(value: AudioSamples, path: str, settings: Settings) -> tuple[np.nda
             path=path,
             reason="metadata",
         )
+    if samples.ndim == 2 and len(samples) > MOST_CHANNELS:
+        raise MediaError(
+            f"{path}: samples must have at most {MOST_CHANNELS} channels, got {len(samples)}; pass [channels, num_samples]",
+            path=path,
+            reason="array",
+        )
     check_audio_samples(path, samples.shape[-1], rate, settings)
+    check_request_bytes(path, samples.nbytes, settings)  # of a broadcast view, what its copy takes
     floats = _as_floats(samples)
     mono = floats.mean(axis=0, dtype=np.float32) if floats.ndim == 2 else floats.copy()
     if not np.isfinite(mono).all():
@@ -226,24 +264,79 @@ def _checked_rate(rate: int) -> int:
     return rate
 
 
-def _audios(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Every piece that can be decoded. Between the frames of an MP3 file there may be other data, which players skip."""
-    broken = import_av().error.InvalidDataError if stream.codec_context.codec.canonical_name == "mp3" else ()
-    for packet in container.demux(stream):
+def _audios(container: InputContainer, track: AudioTrack, notes: list[str]) -> Iterator[AudioFrame]:
+    """Every decoded piece of a track; what could not be decoded, and may be passed over, is noted once all are read.
+
+    Raises:
+        MediaError: a packet is encrypted, or the decoder lacks what the file uses.
+        FFmpegError: a packet that may not be passed over cannot be decoded.
+    """
+    errors = import_av().error
+    # AC-3 and AAC report a frame whose beginning is broken by numbers that PyAV has no class for.
+    broken, lacking = (errors.InvalidDataError, errors.UndefinedError), errors.PatchWelcomeError
+    name = container.format.name
+    started, skipped, last = False, 0, 0
+    failure: Exception | None = None  # of the packets in a row that were not decoded, at the end so far
+    for packet in container.demux(track.stream):
+        if is_encrypted(packet):
+            raise MediaError("the audio is encrypted; send it decrypted", reason="encrypted")
         try:
-            yield from packet.decode()
-        except broken:
+            decoded = _pause(packet, track) or packet.decode()
+        except lacking as error:
+            raise MediaError(
+                "the audio uses a feature that the decoder lacks; convert it to FLAC", reason="codec"
+            ) from error
+        except broken as error:
+            skipped, last, failure = skipped + 1, last + 1, error
+            within = name in BARE_FORMATS or (name in CUT_FORMATS and last <= _CUT_PACKETS)
+            if not within:
+                raise
             continue
+        if decoded and failure is not None and started and name not in BARE_FORMATS:
+            raise failure
+        if decoded:
+            started, last, failure = True, 0, None
+        yield from decoded
+    if skipped:
+        packets = "1 packet of the audio" if skipped == 1 else f"{skipped} packets of the audio"
+        notes.append(f"left out what could not be decoded: {packets}")
+
+
+def _pause(packet: Packet[AudioStream], track: AudioTrack) -> list[AudioFrame]:
+    """The silence that a packet of AMR stands for where nobody speaks; empty where it holds speech.
+
+    FFmpeg's decoders refuse such packets, and what follows would come too early. The noise of a line is not imitated.
+    Source: 3GPP TS 26.101, table 1a, and TS 26.201, table 1a: 20 ms a frame, kinds from 8 and from 9 on hold no speech.
+    """
+    codec = track.stream.codec_context.codec.canonical_name
+    speech, rate = {"amr_nb": (8, 8_000), "amr_wb": (9, 16_000)}.get(codec, (16, 0))
+    if not 0 < packet.size <= 8 or memoryview(packet)[0] >> 3 & 15 < speech:
+        return []
+    silence = import_av().AudioFrame.from_ndarray(np.zeros((1, rate // 50), np.float32), format="fltp", layout="mono")
+    silence.sample_rate = rate
+    return [silence]
 
 
 def _averaged(waveform: AudioFrame) -> np.ndarray:
     """One decoded piece, [num_samples] float32."""
-    floats = _as_floats(waveform.to_ndarray())
     channels = waveform.layout.nb_channels
-    if not waveform.format.is_planar:  # channels follow one another sample by sample
+    packed = _packed(waveform) if waveform.format.is_planar and channels >= _MOST_PLANES else waveform
+    floats = _as_floats(packed.to_ndarray())
+    if not packed.format.is_planar:  # channels follow one another sample by sample
         floats = floats.reshape(-1, channels).T
     averaged: np.ndarray = floats[0] if channels == 1 else floats.mean(axis=0, dtype=np.float32)
     return averaged
+
+
+def _packed(waveform: AudioFrame) -> AudioFrame:
+    """The same samples in one plane. PyAV reads past the end of a list of 8 planes, which is as long as FFmpeg's longest own."""
+    waveform.pts = None
+    form = waveform.format.packed.name
+    packed: AudioFrame
+    (packed,) = (
+        import_av().AudioResampler(format=form, layout=waveform.layout, rate=waveform.sample_rate).resample(waveform)
+    )
+    return packed
 
 
 def _at_rate(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> np.ndarray:

@@ -1,191 +1,155 @@
 """Refuses headers of a few bytes that would make FFmpeg allocate gigabytes or compute for minutes. Judges nothing else.
 
-FFmpeg makes an entry for each sample that a table claims, and compares each tag with all others. Whether a file can be played is
-left to FFmpeg.
+FFmpeg makes an entry for each sample that a table claims, keeps a structure for each piece of a header, and compares each tag with
+all others. Whether a file can be played is left to FFmpeg. Each format has a module (`mp4_headers`, `matroska_headers`,
+`riff_headers`, `xiph_headers`); what all share is `header_budget`. Formats with hardly a header (MPEG streams, frames of audio,
+FLV, ASF, AU) are bounded by the time that FFmpeg may read: see `media.pyav`.
 """
 
 from __future__ import annotations
 
-import re
-
-from mm_plugin.errors import MediaError
-from mm_plugin.media.isobmff import boxes, find_boxes, number
+from mm_plugin.media.header_budget import MOST_TAGS, Budget, refuse
+from mm_plugin.media.matroska_headers import check_matroska
+from mm_plugin.media.mp4_headers import check_mp4
+from mm_plugin.media.riff_headers import check_avi, without_riff_tags
+from mm_plugin.media.xiph_headers import check_flac, check_ogg
 
 # Packets of one file, all streams together; measured: FFmpeg holds up to 100 bytes for each. Two hours at 120 frames per second
 # are 864,000.
 MOST_PACKETS = 1 << 20
-_MOST_TAGS = 4096  # measured: FFmpeg takes 0.1 s for this many, and time grows with the square
-# Elements of Matroska that are lists, with the bytes allowed for each: tags and chapters are compared with one another, entries
-# of the index are sorted by insertion (measured: 0.4 s for this many), and tracks take a kilobyte each.
-_MATROSKA = {
-    b"\x12\x54\xc3\x67": 1 << 16,
-    b"\x10\x43\xa7\x70": 1 << 16,
-    b"\x1c\x53\xbb\x6b": 1 << 19,
-    b"\x16\x54\xae\x6b": 1 << 20,
-}
 _EBML = b"\x1a\x45\xdf\xa3"
-# The first child of such an element; without it, image data would be mistaken for one.
-_CHILDREN = (b"\x73\x73", b"\x45\xb9", b"\xbb", b"\xae", b"\xec", b"\xbf")
-# How lists of tags in Ogg begin. A packet that continues in another page has at least 255 bytes in its first, so these are whole.
-_COMMENTS = (b"\x03vorbis", b"\x81theora", b"OpusTags")
-_LONGEST_NAME = 240
-# Other codecs in Ogg, whose lists of tags have no magic bytes.
-_OTHER_OGG = (
-    b"\x7fFLAC",
-    b"Speex   ",
-    b"OVP80",
-    b"CELT    ",
-    b"\x80daala",
-    b"\x01video",
-    b"\x01audio",
-    b"\x01Direct Show",
+# FFmpeg takes a file for MP4 where one of these names a box near its beginning; others are recognized by their first bytes.
+_MP4_BOXES = (
+    b"ftyp",
+    b"moov",
+    b"mdat",
+    b"moof",
+    b"styp",
+    b"sidx",
+    b"free",
+    b"skip",
+    b"wide",
+    b"udta",
+    b"pnot",
+    b"uuid",
+    b"junk",
 )
+_MP4_LOOKED_AT = 1 << 20
+_APE = b"APETAGEX"
+_APE_FOOTER = 32  # bytes, as many as its header
+_ID3V1 = 128  # bytes
 
 
-# A chunk of WAV or AIFF that holds an ID3 tag.
-_ID3_CHUNK = re.compile(rb"(?:ID3|id3) (?=....ID3)", re.DOTALL)
+def without_tags(data: bytes, budget: Budget | None = None) -> bytes:
+    """The file without its ID3 and APE tags and those of RIFF, which FFmpeg reads completely, comparing each tag with all others.
 
-
-def without_tags(data: bytes) -> bytes:
-    """The file without its ID3 tags, which FFmpeg reads completely, comparing each tag with all others."""
-    at = 0
-    while data.startswith(b"ID3", at) and len(data) >= at + 10:
-        size = 0
-        for part in data[at + 6 : at + 10]:
-            size = size << 7 | part & 0x7F
-        at += 10 + size + (10 if data[at + 5] & 0x10 else 0)
-    data = data[at:] if at else data
-    if data.startswith((b"RIFF", b"RF64", b"FORM", b"riff")) and (b"ID3 " in data or b"id3 " in data):
-        data = _ID3_CHUNK.sub(b"junk", data)
-    return data
-
-
-def check_head(data: bytes) -> None:
-    """Refuse a file whose header costs too much.
+    Args:
+        data: the file.
+        budget: of its header.
 
     Raises:
-        MediaError: the header promises more packets or tags than any video or audio has.
+        MediaError: it has more pieces than any video or audio has.
     """
-    if data.startswith(_EBML):
-        _check_matroska(data)
-    elif data.startswith(b"OggS"):
-        _check_ogg(data)
-    elif data.startswith(b"fLaC"):
-        _check_flac(data)
-    elif b"moov" in data:
-        _check_mp4(data)
-
-
-def _refuse(what: str) -> MediaError:
-    return MediaError(f"the file's header promises more {what} than any video or audio has", reason="head")
-
-
-# ---------------------------------------------------------------- MP4
-
-
-def _check_mp4(data: bytes) -> None:
-    """Count the samples for which FFmpeg makes an entry, in every table of samples.
-
-    Tables are searched byte by byte, since FFmpeg reads a corrupted tree too; only the media data of a file without fragments is
-    left out, where FFmpeg never looks for tables.
-    """
-    heads, tracks = _mp4_heads(data)
-    if any(data.find(kind, start, end) >= 0 for kind in (b"moof", b"sidx", b"mfra", b"cmov") for start, end in heads):
-        heads = [(0, len(data))]
-    total = 0
-    for start, end in heads:
-        for at in find_boxes(data, b"trun", start, end):
-            total += number(data, at + 8)
-        for kind in (b"stsz", b"stz2"):
-            for at in find_boxes(data, kind, start, end):
-                total += _samples(data, number(data, at + 12), next((t for t in tracks if t[0] <= at < t[1]), None))
-        if any(find_boxes(data, b"cmov", start, end)):
-            raise MediaError("compressed MP4 headers (cmov) are unsupported", reason="head")
-    if total > MOST_PACKETS:
-        raise _refuse("packets")
-
-
-_ONE = b"\0\0\0\1"
-_NOT_AUDIO = {b"vide", b"subp", b"clcp"}
-
-
-def _samples(data: bytes, claimed: int, track: tuple[int, int] | None) -> int:
-    """Entries that FFmpeg makes for a table of samples: fewer for audio samples, which it joins by chunk."""
-    if track is None or claimed <= MOST_PACKETS // 4:
-        return claimed
-    kinds = {data[at + 12 : at + 16] for at in find_boxes(data, b"hdlr", *track)}
-    times = [data[at + 8 : at + 20] for at in find_boxes(data, b"stts", *track)]
-    if b"soun" not in kinds or kinds & _NOT_AUDIO or len(times) != 1 or times[0][:4] != _ONE or times[0][8:] != _ONE:
-        return claimed
-    chunks = sum(number(data, at + 8) for kind in (b"stco", b"co64") for at in find_boxes(data, kind, *track))
-    joined = 0
-    for at in find_boxes(data, b"stsc", *track):
-        count = min(number(data, at + 8), (len(data) - at) // 12)
-        joined = max([joined, *(number(data, at + 16 + 12 * place) for place in range(count))])
-    return chunks * (joined // 160 + 1)  # it joins at least as many
-
-
-def _mp4_heads(data: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The ranges outside of media data at the top of the tree, and the range of each track."""
-    heads: list[tuple[int, int]] = []
-    tracks: list[tuple[int, int]] = []
+    budget = Budget() if budget is None else budget
     at = 0
-    for kind, start, end in boxes(data, 0, len(data)):
-        if kind == b"mdat":
-            heads.append((at, start))
-            at = end
-        elif kind == b"moov":
-            tracks += [(first, last) for child, first, last in boxes(data, start, end) if child == b"trak"]
-    return [*heads, (at, len(data))], tracks
+    while (end := _id3_end(data, at)) > at:
+        budget.take()
+        at = end
+    data = data[at:] if at else data
+    if (
+        data[:1] == b"\xff" and data[1:2] and data[1] & 0xF6 == 0xF0
+    ):  # frames of AAC, with tags of a broadcast among them
+        return _without_inner_tags(data, budget)
+    if data.startswith((b"wvpk", b"TTA1")):
+        return _without_last_tags(data)
+    return without_riff_tags(data, budget)
 
 
-# ---------------------------------------------------------------- Matroska
+def _without_last_tags(data: bytes) -> bytes:
+    """Without the ID3 tag of version 1 and the APE tag before it. Source: ID3 tag version 1; APE Tags Header, version 2.000."""
+    end = len(data)
+    if end > _ID3V1 and data.startswith(b"TAG", end - _ID3V1):
+        end -= _ID3V1
+    footer = data[end - _APE_FOOTER : end]
+    if footer.startswith(_APE):
+        size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
+        end -= max(size, _APE_FOOTER) + (_APE_FOOTER if flags >> 31 else 0)
+    return data[: max(end, len(_APE))] if end < len(data) else data
 
 
-def _check_matroska(data: bytes) -> None:
-    for kind, most in _MATROSKA.items():
-        total, at = 0, data.find(kind)
+def _id3_end(data: bytes, at: int) -> int:
+    """Where an ID3 tag ends that begins here; here, where none does."""
+    if not data.startswith(b"ID3", at) or len(data) < at + 10:
+        return at
+    size = 0
+    for part in data[at + 6 : at + 10]:
+        size = size << 7 | part & 0x7F
+    return at + 10 + size + (10 if data[at + 5] & 0x10 else 0)
+
+
+def _without_inner_tags(data: bytes, budget: Budget) -> bytes:
+    parts, last, at = [], 0, data.find(b"ID3")
+    view = memoryview(data)
+    while at >= 0:
+        budget.take()
+        head = data[at + 3 : at + 10]
+        if len(head) == 7 and head[0] in (2, 3, 4) and head[1] != 0xFF and max(head[3:]) < 0x80:
+            parts.append(view[last:at])
+            last = _id3_end(data, at)
+            at = data.find(b"ID3", last)
+        else:
+            at = data.find(b"ID3", at + 3)
+    return b"".join([*parts, view[last:]]) if parts else data
+
+
+def check_head(data: bytes, most_packets: int = MOST_PACKETS, budget: Budget | None = None) -> None:
+    """Refuse a file whose header costs too much.
+
+    Args:
+        data: the file, without its tags.
+        most_packets: of all its streams together.
+        budget: of its header.
+
+    Raises:
+        MediaError: the header has more pieces, or promises more packets, tags or entries, than any video or audio has.
+    """
+    budget = Budget() if budget is None else budget
+    if data.startswith(_EBML):
+        check_matroska(data, budget)
+    elif data.startswith(b"OggS"):
+        check_ogg(data, budget)
+    elif data.startswith(b"fLaC"):
+        check_flac(data, budget)
+    elif data.startswith(b"RIFF"):
+        check_avi(data, budget)
+    elif data.startswith(b"caff"):
+        _check_caf(data, most_packets, budget)
+    elif data.startswith(b"TTA1"):
+        _check_tta(data, most_packets, budget)
+    elif any(data.find(kind, 0, _MP4_LOOKED_AT) >= 0 for kind in _MP4_BOXES):
+        check_mp4(data, most_packets, budget)
+
+
+def _check_caf(data: bytes, most_packets: int, budget: Budget) -> None:
+    """Source: Apple Core Audio Format Specification 1.0, "Packet Table Chunk" and "Information Chunk"."""
+    for kind, most, size, what in ((b"pakt", most_packets, 8, "packets"), (b"info", MOST_TAGS, 4, "tags")):
+        at = data.find(kind)
         while at >= 0:
-            size, start = _variable(data, at + len(kind))
-            if data.startswith(_CHILDREN, start):
-                total += min(size, len(data) - start)
-            at = data.find(kind, at + 1)
-        if total > most:
-            raise _refuse("entries")
+            budget.take()
+            if int.from_bytes(data[at + 12 : at + 12 + size], "big") > most and _fits(data, at):
+                raise refuse(what)
+            at = data.find(kind, at + 4)
 
 
-def _variable(data: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
-    first = data[at] if at < len(data) else 1
-    length = 9 - first.bit_length()
-    value = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
-    return value, at + length
+def _fits(data: bytes, at: int) -> bool:
+    """Whether a chunk may begin here, by its size: 64 bits, -1 where it is unknown."""
+    return -1 <= int.from_bytes(data[at + 4 : at + 12], "big", signed=True) <= 1 << 32
 
 
-# ---------------------------------------------------------------- Vorbis comments
-
-
-def _check_ogg(data: bytes) -> None:
-    if any(magic in data for magic in _OTHER_OGG):
-        raise MediaError("unsupported codec in Ogg; supported are Vorbis, Opus and Theora", reason="codec")
-    for magic in _COMMENTS:
-        at = data.find(magic)
-        while at >= 0:
-            _check_comments(data, at + len(magic))
-            at = data.find(magic, at + 1)
-
-
-def _check_flac(data: bytes) -> None:
-    at, last = 4, False
-    while not last and at + 4 <= len(data):
-        last = data[at] >= 0x80
-        if data[at] & 0x7F == 4:
-            _check_comments(data, at + 4)
-        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-
-
-def _check_comments(data: bytes, at: int) -> None:
-    """A list of tags: the name of its writer, then their number."""
-    name = int.from_bytes(data[at : at + 4], "little")
-    if name > _LONGEST_NAME or int.from_bytes(data[at + 4 + name : at + 8 + name], "little") > _MOST_TAGS:
-        raise _refuse("tags")
+def _check_tta(data: bytes, most_packets: int, budget: Budget) -> None:
+    """Source: TTA1 format description: frames of 256/245 seconds, with the size of each in a table."""
+    rate, samples = (int.from_bytes(data[at : at + 4], "little") for at in (10, 14))
+    frames = -(-samples // max(256 * rate // 245, 1))
+    budget.hold(frames, 4, len(data), "frames")
+    if frames > most_packets:
+        raise refuse("packets")

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_plugin.errors import MediaError, MMPluginError, UsageError
-from mm_plugin.media.limits import check_bytes
+from mm_plugin.media.limits import Arrived, check_bytes, uncounted
 from mm_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,20 +60,21 @@ class _Rule(NamedTuple):
     port: int | None
 
 
-def fetch(url: str, path: str, settings: Settings) -> bytes:
+def fetch(url: str, path: str, settings: Settings, arrived: Arrived = uncounted) -> bytes:
     """What `fetch_async` returns and raises, for callers without an event loop."""
     # In a thread of its own, since the caller's thread may be running an event loop.
     with ThreadPoolExecutor(1, "mm-plugin-fetch") as thread:
-        return thread.submit(asyncio.run, fetch_async(url, path, settings)).result()
+        return thread.submit(asyncio.run, fetch_async(url, path, settings, arrived)).result()
 
 
-async def fetch_async(url: str, path: str, settings: Settings) -> bytes:
+async def fetch_async(url: str, path: str, settings: Settings, arrived: Arrived = uncounted) -> bytes:
     """Fetch an http(s) URL.
 
     Args:
         url: on one of `allowed_hosts`; up to `max_redirects` redirects are followed, each checked as the first.
         path: where it stands in the request, for messages.
         settings: hosts, and limits on time, redirects and bytes.
+        arrived: called with the length of each piece of the body as it arrives; an error of ours that it raises comes through.
 
     Raises:
         MediaError: reason "url": the URL is refused, or its host failed, was too slow, or responded with a status other than 200.
@@ -85,14 +86,16 @@ async def fetch_async(url: str, path: str, settings: Settings) -> bytes:
     deadline = asyncio.get_running_loop().time() + settings.fetch_seconds
     try:
         async with asyncio.timeout_at(deadline):
-            return await _follow(url, path, settings, await _in_thread(_open_tls), deadline)
+            return await _follow(url, path, settings, await _in_thread(_open_tls), deadline, arrived)
     except TimeoutError as error:
         raise _error(
             path, f"the URL was not fetched within {settings.fetch_seconds} seconds (fetch_seconds)"
         ) from error
 
 
-async def _follow(url: str, path: str, settings: Settings, tls: ssl.SSLContext, deadline: float) -> bytes:
+async def _follow(
+    url: str, path: str, settings: Settings, tls: ssl.SSLContext, deadline: float, arrived: Arrived
+) -> bytes:
     import httpx
 
     who = "the URL"  # messages name the host that the client wrote, never one that came from a redirect
@@ -107,7 +110,7 @@ async def _follow(url: str, path: str, settings: Settings, tls: ssl.SSLContext, 
             async with _get(target, addresses, tls, deadline) as response:
                 location = response.headers.get("location")
                 if response.status_code not in _REDIRECTS or not location:
-                    return await _read(response, who, path, settings)
+                    return await _read(response, who, path, settings, arrived)
             who = who if before else f"{who} redirects, and what it leads to"
             before, target = target, target.join(location)
     except MMPluginError:
@@ -253,7 +256,7 @@ async def _get(
                 return
 
 
-async def _read(response: httpx.Response, who: str, path: str, settings: Settings) -> bytes:
+async def _read(response: httpx.Response, who: str, path: str, settings: Settings, arrived: Arrived) -> bytes:
     """The body of a response, counted while it is read."""
     if response.status_code != 200:
         raise _error(path, f"{who} responded with status {response.status_code}, expected 200")
@@ -264,6 +267,7 @@ async def _read(response: httpx.Response, who: str, path: str, settings: Setting
     data = io.BytesIO()
     async for piece in response.aiter_raw():
         check_bytes(path, data.tell() + len(piece), settings)
+        arrived(len(piece))
         data.write(piece)
         await asyncio.sleep(0)  # a thousand chunks of one byte may come in one read; other tasks need the loop
     return data.getvalue()

@@ -14,8 +14,8 @@ from mm_plugin.media.isobmff import boxes
 ICO = b"\0\0\1\0"
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_HEAD = 33  # bytes of the signature and the first chunk, which says the size
-_J2K = b"\xff\x4f\xff\x51"  # start of a codestream, and of the segment that says its size
-_JP2 = b"\0\0\0\x0cjP  "
+J2K = b"\xff\x4f\xff\x51"  # start of a codestream, and of the segment that says its size
+JP2 = b"\0\0\0\x0cjP  "
 _MOST_TILES = (
     4096  # the decoder keeps 12 kB for each from the start, measured; 4096 of 256 x 256 are three times the usual limit
 )
@@ -43,9 +43,9 @@ def inner_sizes(data: bytes) -> Iterator[tuple[int, int]]:
             yield from _webp(data)
         elif data[4:8] == b"ftyp":
             yield from _avif(data)
-        elif data[:4] == _J2K:
+        elif data[:4] == J2K:
             yield _codestream(data, 0)
-        elif data[:8] == _JP2:
+        elif data[:8] == JP2:
             for kind, start, _ in boxes(data, 0, len(data)):
                 if kind == b"jp2c":
                     yield _codestream(data, start)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import math
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,31 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from mm_plugin.arrays import is_dense, is_tensor
+from mm_plugin.arrays import is_dense, is_tensor, owned
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
 from mm_plugin.forking import new_lock
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
+from mm_plugin.media.bmp import open_bitmap
+from mm_plugin.media.brands import as_pillow_reads
 from mm_plugin.media.decoder_errors import decoding
+from mm_plugin.media.image_files import ImageFile, format_of, read_file
 from mm_plugin.media.image_headers import inner_sizes
-from mm_plugin.media.limits import check_pixels
-from mm_plugin.media.pixels import TURNED, fit_transparency, late_orientation_of, normalize_image, orientation_of
+from mm_plugin.media.image_pieces import check_pieces
+from mm_plugin.media.jpeg import load_jpeg, precision_of
+from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmasked
+from mm_plugin.media.pixels import (
+    TURNED,
+    fit_transparency,
+    late_orientation_of,
+    normalize_image,
+    of_opened,
+    orientation_of,
+)
+from mm_plugin.media.quiet import quiet_libtiff
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
+from mm_plugin.media.tiff import check_opened
 from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
 
@@ -34,7 +50,13 @@ _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 # What is opened, where Pillow can: HEIF once an operator has registered an opener for it. Pillow's other decoders run other
 # programs (EPS), or decode an image within the image whose size no header says (ICNS).
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "HEIF")
-_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
+# Bytes that decoding takes for a pixel, those of the result among them: the most that was measured with an alpha channel, and of
+# JPEG with several scans.
+DECODING_BYTES: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("PNG", "JPEG", "MPO", "GIF", "BMP", "TIFF", "PPM", "ICO"), 17)
+    | {"AVIF": 20, "WEBP": 25, "JPEG2000": 25}
+)
+_MOST_DECODING_BYTES = 25
 # Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
 # threads. PIL objects are not hashable, so they share a few locks by address.
 _LOCKS = tuple(new_lock() for _ in range(64))
@@ -54,10 +76,11 @@ class ImageSource:
     def __init__(self, path: str, settings: Settings, *, data: bytes | None = None, value: Any = None) -> None:
         self.path, self._settings, self._data, self._value = path, settings, data, value
         self._image: Image.Image | None = None
+        self._file: ImageFile | None = None  # what of the data is decoded
         self._orientation: int | None = None  # of a PIL object, once it is loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_image": None}
+        state = {**self.__dict__, "_image": None, "_file": None}
         if isinstance(self._value, Image.Image):
             with _decoding_image(self.path, self._settings):
                 self._open()
@@ -125,41 +148,75 @@ class ImageSource:
         with _decoding_image(self.path, self._settings):
             image = self._open()
             turn = self._turn(image)
+            file = self._file or of_opened(image)
             self._image = None  # what Pillow decoded goes with this call
-            return _decoded(normalize_image(image, background=background, orientation=turn))
+            if self._data is not None and image.format in ("JPEG", "MPO"):
+                image = load_jpeg(image, self._data)
+            return _decoded(normalize_image(image, background=background, orientation=turn, file=file), file.notes)
 
     def _open(self) -> Image.Image:
         """The image with its header read; a PIL object that was given, loaded."""
         if self._image is not None:
             return self._image
         if self._value is not None:
-            with _lock_of(self._value):
-                if isinstance(self._value, TiffImageFile):
-                    self._check_tiles(self._value)
-                self._value.load()
-                if self._orientation is None:
-                    self._orientation = orientation_of(self._value)
+            if self._orientation is None:
+                self._take()
             self._image = self._value
         else:
-            data = self._data or b""
-            Image.init()
-            formats = [name for name in _FORMATS if name in Image.OPEN]
-            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in formats:
-                raise MediaError(
-                    "HEIC needs an opener; install pillow-heif and call pillow_heif.register_heif_opener()",
-                    reason="format",
-                )
-            for height, width in inner_sizes(data):
-                check_pixels(self.path, height, width, self._settings)
-            image = Image.open(io.BytesIO(data), formats=formats)
-            # Before load(): the header alone may promise more pixels than fit in memory.
-            check_pixels(self.path, image.height, image.width, self._settings)
-            if isinstance(image, TiffImageFile):
-                self._check_tiles(image)
-            elif isinstance(image, PngImageFile):
-                fit_transparency(image)
-            self._image = image
+            self._image = self._open_data(self._data or b"")
         return self._image
+
+    def _take(self) -> None:
+        """Load the caller's PIL object and copy it, so that what is prepared is what was digested, whatever the caller does."""
+        with _lock_of(self._value):
+            if isinstance(self._value, TiffImageFile):
+                check_opened(self._value)
+                self._check_tiles(self._value)
+                quiet_libtiff()
+            self._value.load()
+            turn = orientation_of(self._value)
+            check_pixels(self.path, self._value.height, self._value.width, self._settings)
+            self._file = of_opened(self._value)
+            self._value, self._orientation = Image.Image.copy(self._value), turn
+
+    def _open_data(self, data: bytes) -> Image.Image:
+        Image.init()
+        check_pieces(data)
+        data, formats = as_pillow_reads(data, [name for name in _FORMATS if name in Image.OPEN])
+        for height, width in inner_sizes(data):
+            check_pixels(self.path, height, width, self._settings)
+        self._file = read_file(data)
+        image = open_bitmap(data) or self._open_by_pillow(self._file, formats)
+        # Before load(): the header alone may promise more pixels than fit in memory.
+        check_pixels(self.path, image.height, image.width, self._settings)
+        taken = DECODING_BYTES.get(image.format or "", _MOST_DECODING_BYTES)
+        check_decode_bytes(self.path, image.height * image.width, taken, self._settings)
+        if isinstance(image, TiffImageFile):
+            self._check_tiles(image)
+        elif isinstance(image, PngImageFile):
+            fit_transparency(image)
+        return image
+
+    def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:
+        try:
+            image = Image.open(io.BytesIO(file.data), formats=formats)
+        except UnidentifiedImageError as error:
+            name = format_of(file.data)
+            if name is None:
+                raise
+            bits = precision_of(file.data) if name == "JPEG" else None
+            if bits not in (None, 8):
+                raise MediaError(f"the JPEG has samples of {bits} bits; convert it to 8 bits", reason="mode") from error
+            raise MediaError(f"the {name} file is corrupted", reason="broken") from error
+        except OSError as error:
+            if format_of(file.data) is None:  # text that happens to begin like a bitmap
+                raise UnidentifiedImageError from error
+            if not str(error).startswith("Unsupported BMP"):
+                raise
+            raise MediaError(f"{error}; convert it to 24 or 32 bits", reason="mode") from error
+        if isinstance(image, TiffImageFile):
+            quiet_libtiff()
+        return image
 
     def _check_tiles(self, image: TiffImageFile) -> None:
         """A tile of a TIFF is decoded whole, and may be larger than the image."""
@@ -184,8 +241,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
 
     Args:
         value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
-            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied; a PIL image is not, and must not be
-            changed while its request is under way.
+            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied here; a PIL image when it is first read, for
+            its digest or its size.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -214,7 +271,7 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
             reason="type",
         )
     # A copy, so that the digested pixels are the prepared ones, whatever the caller does meanwhile.
-    return ImageSource(path, settings, value=pixels.copy())
+    return ImageSource(path, settings, value=owned(pixels))
 
 
 def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False) -> np.ndarray | None:
@@ -232,6 +289,7 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
         MediaError: another shape or dtype.
         LimitError: an image has more pixels than `max_image_pixels`.
     """
+    check_unmasked(path, value)
     if is_tensor(value):
         expected, channel = ("[n, 3, height, width]", 1) if batch else ("[3, height, width]", 0)
         good = is_dense(value) and str(value.dtype) == "torch.uint8" and value.ndim == 3 + batch
@@ -270,8 +328,8 @@ def raw_pixels(value: Any) -> int:
     return 0
 
 
-def _decoded(pixels: np.ndarray) -> DecodedImage:
-    return DecodedImage(Size(*pixels.shape[:2]), pixels)
+def _decoded(pixels: np.ndarray, notes: tuple[str, ...] = ()) -> DecodedImage:
+    return DecodedImage(Size(*pixels.shape[:2]), pixels, notes)
 
 
 def _pack(image: Image.Image) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 _HEADER = 8  # bytes: size and kind
 _LONG_HEADER = 16  # with a size of 64 bits
+_MOST_BRANDS = 1024  # that are looked at; files have a handful
 
 
 def boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -39,6 +40,32 @@ def find_boxes(data: bytes, kind: bytes, start: int, end: int) -> Iterator[int]:
         if size in (0, 1) or 12 <= size <= len(data):
             yield at
         at = data.find(kind, at + 1, end)
+
+
+def brands_of(data: bytes) -> list[bytes]:
+    r"""The brands of a file that begins with an `ftyp` box: the major one, then those that it is compatible with.
+
+    >>> brands_of(b"\0\0\0\x18ftypmif1\0\0\0\0avifmiaf")
+    [b'mif1', b'avif', b'miaf']
+    """
+    for kind, start, end in boxes(data, 0, len(data)):
+        if kind == b"ftyp":
+            others = data[start + 8 : min(end, start + 8 + 4 * _MOST_BRANDS)]
+            return [data[start : start + 4], *(others[at : at + 4] for at in range(0, len(others) - 3, 4))]
+        break
+    return [b""]
+
+
+def with_major_brand(data: bytes, brand: bytes) -> bytes:
+    """A file that begins with an `ftyp` box, with another brand in front; no box changes its place."""
+    _, start, end = next(boxes(data, 0, len(data)))
+    major, version, others = data[start : start + 4], data[start + 4 : start + 8], data[start + 8 : end]
+    size, header = end.to_bytes(4, "big"), data[4:8]
+    rest = data[end:]
+    if start == _LONG_HEADER:  # a short header leaves eight bytes for two brands
+        return b"".join((size, header, brand, version, major, brand, others, rest))
+    # A brand that only the first place had gives way.
+    return b"".join((size, header, brand, version, others, rest))
 
 
 def number(data: bytes, at: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from mm_plugin.arrays import is_masked
 from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import open_audio
@@ -97,6 +98,8 @@ def _known_video(size: Any, rules: SamplingRules, path: str, settings: Settings)
 
 def _are_times(timestamps: Any, frames: int) -> bool:
     """Whether there is a number for each frame."""
+    if is_masked(timestamps):
+        return False
     try:
         array = np.asarray(timestamps)
     except ValueError:  # rows of several lengths

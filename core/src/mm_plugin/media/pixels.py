@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImagePalette
+from PIL.GifImagePlugin import GifImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import MediaError
+from mm_plugin.media.image_files import ImageFile
 from mm_plugin.media.image_headers import PNG_HEAD
+from mm_plugin.media.tiff import Levels, levels_of, short_palette, tags_of
 from mm_plugin.media.types import WHITE, Color
 
 _ORIENTATION = 0x0112
@@ -28,7 +32,23 @@ _SPREAD = {"L;2": 85, "L;4": 17}
 _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
-def normalize_image(image: Image.Image, *, background: Color = WHITE, orientation: int | None = None) -> np.ndarray:
+def of_opened(image: Image.Image) -> ImageFile:
+    """What is known of an image that the caller opened, whose file is not at hand."""
+    if isinstance(image, GifImageFile):
+        return ImageFile(b"", frame=image.dispose_extent)
+    if not isinstance(image, TiffImageFile):
+        return ImageFile(b"", is_bitmap=image.format in ("BMP", "DIB"))
+    tags = tags_of(image)
+    return ImageFile(b"", levels_of(tags), short_palette(tags))
+
+
+def normalize_image(
+    image: Image.Image,
+    *,
+    background: Color = WHITE,
+    orientation: int | None = None,
+    file: ImageFile | None = None,
+) -> np.ndarray:
     """Orientation, then transparency, then RGB: one order for every form in which an image comes.
 
     16-bit gray is scaled to 8 bits, not clipped. The given image is not changed.
@@ -37,18 +57,21 @@ def normalize_image(image: Image.Image, *, background: Color = WHITE, orientatio
         image: any PIL image.
         background: RGB levels shown through transparent pixels.
         orientation: EXIF orientation by which it is turned; the image's own where None.
+        file: what is known of its file; of an image that was not opened from one, nothing.
 
     Shape:
         returns [height, width, 3] uint8, contiguous, writable.
     """
+    file = file or ImageFile(b"")
     image.load()  # a TIFF is turned by Pillow as it is loaded; its tag must not be read before
+    image = _mended(image, file)
     operation = _TRANSPOSE.get(orientation_of(image) if orientation is None else orientation)
     if operation is not None:
         image = image.transpose(operation)
     if image.mode in ("F",) or image.mode.startswith("F;"):
         raise MediaError(f"unsupported image mode {image.mode}; convert it to 8 bits per channel", reason="mode")
     if image.mode.startswith("I"):
-        return _gray16(image, background)
+        return _gray16(image, background, file.levels)
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, (*background, 255))
         if image.mode == "P":
@@ -58,12 +81,33 @@ def normalize_image(image: Image.Image, *, background: Color = WHITE, orientatio
     return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _gray16(image: Image.Image, background: Color) -> np.ndarray:
-    levels = np.asarray(image)
-    if levels.size and (int(levels.min()) < 0 or int(levels.max()) > 0xFFFF):
-        raise MediaError("expected gray levels of 0 to 65535, got 32-bit levels; convert it to 8 bits", reason="mode")
-    # 65535 becomes 255 and 0 stays 0; 257 levels of the wide scale make one of the narrow.
-    narrow = ((levels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
+    """An image as its file says, where Pillow reads it otherwise; the given one is not changed."""
+    if file.palette is not None and image.mode in ("P", "PA"):
+        image = image.copy()
+        image.palette = ImagePalette.raw("RGB;L", file.palette)
+    if file.is_bitmap and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
+        return image.convert("RGB")  # programs that know no alpha leave its byte at 0
+    frame = image.dispose_extent if isinstance(image, GifImageFile) else file.frame
+    if frame is not None and frame != (0, 0, *image.size):
+        # What the frame leaves open is not the file's background color, which no viewer shows.
+        left, top, right, bottom = frame
+        shown = Image.new("RGBA", image.size)
+        shown.paste(image.convert("RGBA").crop((left, top, right, bottom)), (left, top))
+        return shown
+    return image
+
+
+def _gray16(image: Image.Image, background: Color, wide: Levels) -> np.ndarray:
+    levels, largest = np.asarray(image), (1 << max(8, wide.bits)) - 1
+    if levels.size and (int(levels.min()) < 0 or int(levels.max()) > largest):
+        raise MediaError(
+            f"expected gray levels of 0 to {largest}, got 32-bit levels; convert it to 8 bits", reason="mode"
+        )
+    # The largest level becomes 255 and 0 stays 0; of 16 bits, 257 levels make one.
+    narrow = ((levels.astype(np.uint32) * 510 + largest) // (2 * largest)).astype(np.uint8)
+    if wide.inverted:
+        narrow = 255 - narrow
     out = np.repeat(narrow[:, :, None], 3, axis=2)
     key = image.info.get("transparency")
     if isinstance(key, int):  # a PNG may declare one level to be transparent

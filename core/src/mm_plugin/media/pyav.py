@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mm_plugin.errors import MediaError, UsageError
 from mm_plugin.media.container_headers import MOST_PACKETS, check_head, without_tags
 from mm_plugin.media.decoder_errors import decoding
+from mm_plugin.media.header_budget import Budget
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -73,8 +74,9 @@ class CheckedFile:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.data = without_tags(data)
-        check_head(self.data)
+        budget = Budget()
+        self.data = without_tags(data, budget)
+        check_head(self.data, budget=budget)
 
 
 @contextlib.contextmanager

@@ -13,14 +13,26 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mm_plugin.errors import MediaError
-from mm_plugin.media.limits import check_bytes
+from mm_plugin.files import open_regular
+from mm_plugin.media.limits import Arrived, check_bytes, uncounted
 from mm_plugin.settings import Settings
 
-_PIECE = 1 << 16  # characters of a data: URL that are unescaped together
+_PIECE = 1 << 20  # characters of a data: URL that are unescaped together
+# The value of each hexadecimal digit, by its character.
+_NO_DIGIT = 16
+_HEX = np.full(256, _NO_DIGIT, np.uint8)
+for _value, _digits in enumerate(
+    ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF"]
+):
+    _HEX[list(_digits.encode())] = _value
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: one is a drive of Windows
-# Possessive: a long run of spaces must not be matched again from each of its places.
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}+\s*+")
+# In one of the two alphabets of RFC 4648. Possessive: a long run of spaces must not be matched again from each of its places.
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/\s]++|[A-Za-z0-9_\s-]++)(?:=\s*+){0,2}+", re.ASCII)
+_SPACES = b" \t\n\r\v\f"
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 # The smallest image has more characters than this in base64, and a short path may look like base64.
 _LEAST_BASE64 = 40
 _LONGEST_PATH = 4096
@@ -36,25 +48,29 @@ def is_encoded(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview | str | os.PathLike)
 
 
-def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
+def read_bytes(value: Any, path: str, settings: Settings, arrived: Arrived = uncounted) -> bytes:
     """The encoded file that a value holds or names.
 
     Args:
         value: bytes, a path below `media_root`, a URL, or base64 text.
         path: where it stands in the request, for messages.
         settings: limits.
+        arrived: called with the number of bytes before so many are read or copied, for limits on the whole request; what it raises
+            comes through. Of text, bytes are counted once they are decoded.
 
     Raises:
         MediaError: it cannot be read, or is empty.
         LimitError: it has more bytes than `max_media_bytes`.
     """
     if isinstance(value, str):
-        data = _read_text(value, path, settings)
+        data = _read_text(value, path, settings, arrived)
     elif isinstance(value, os.PathLike):
-        data = _read_file(value, path, settings)
+        data = _read_file(value, path, settings, arrived)
     else:
         try:
-            check_bytes(path, memoryview(value).nbytes, settings)
+            size = memoryview(value).nbytes
+            check_bytes(path, size, settings)
+            arrived(size)
             data = value if isinstance(value, bytes) else bytes(value)
         except ValueError as error:
             raise MediaError(
@@ -66,19 +82,19 @@ def read_bytes(value: Any, path: str, settings: Settings) -> bytes:
     return data
 
 
-def _read_text(value: str, path: str, settings: Settings) -> bytes:
+def _read_text(value: str, path: str, settings: Settings, arrived: Arrived) -> bytes:
     if is_remote(value):
         # The extra `http` is needed for URLs alone.
         from mm_plugin.media.http import fetch
 
-        return fetch(value, path, settings)
+        return fetch(value, path, settings, arrived)
     scheme = _SCHEME.match(value[:16])
     if scheme is None:
-        return _read_bare(value, path, settings)
+        return _read_bare(value, path, settings, arrived)
     if scheme[0].lower() == "data:":
-        return _read_data_url(value, path, settings)
+        return _counted(_read_data_url(value, path, settings), arrived)
     if scheme[0].lower() == "file:":
-        return _read_file(_path_of_url(value, path), path, settings)
+        return _read_file(_path_of_url(value, path), path, settings, arrived)
     raise MediaError(
         f"{path}: unsupported URL scheme {scheme[0]}; supported are data:, file:, http: and https:",
         path=path,
@@ -86,20 +102,24 @@ def _read_text(value: str, path: str, settings: Settings) -> bytes:
     )
 
 
-def _read_bare(value: str, path: str, settings: Settings) -> bytes:
+def _counted(data: bytes, arrived: Arrived) -> bytes:
+    arrived(len(data))
+    return data
+
+
+def _read_bare(value: str, path: str, settings: Settings, arrived: Arrived) -> bytes:
     """A path, or base64 without a prefix. An existing file has precedence over text that could be either."""
     looks_encoded = len(value) >= _LEAST_BASE64 and _BASE64.fullmatch(value) is not None
     if not looks_encoded:
-        return _read_file(value, path, settings)
+        return _read_file(value, path, settings, arrived)
     if len(value) <= _LONGEST_PATH and settings.media_root:
         try:
-            return _read_file(value, path, settings)
+            return _read_file(value, path, settings, arrived)
         except MediaError:
             pass
     _check_text(value, 4, path, settings)
-    return _decode_base64(
-        value.encode(), path, settings, "expected a path below media_root or base64, got malformed base64"
-    )
+    fault = "expected a path below media_root or base64, got malformed base64"
+    return _counted(_decode_base64(value.encode(), path, settings, fault), arrived)
 
 
 def _path_of_url(value: str, path: str) -> str:
@@ -115,7 +135,7 @@ def _path_of_url(value: str, path: str) -> str:
     return name
 
 
-def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> bytes:
+def _read_file(value: str | os.PathLike[str], path: str, settings: Settings, arrived: Arrived) -> bytes:
     """A regular file below the media root, links resolved, no more bytes than the limit."""
     if not settings.media_root:
         raise MediaError(
@@ -126,8 +146,11 @@ def _read_file(value: str | os.PathLike[str], path: str, settings: Settings) -> 
         file = (root / os.fspath(value)).resolve(strict=True)
         if not file.is_relative_to(root) or not file.is_file():
             raise MediaError(f"{path}: expected a regular file below media_root", path=path, reason="path")
-        with file.open("rb") as opened:
-            # One byte above the limit distinguishes a file that is too large from one that just fits.
+        with open_regular(file, follow=False) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            check_bytes(path, size, settings)
+            arrived(size)
+            # One byte above the limit, since the file may have grown.
             data = opened.read(settings.max_media_bytes + 1)
     except (OSError, ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise MediaError(
@@ -164,8 +187,14 @@ def _check_text(value: str, characters: int, path: str, settings: Settings) -> N
 
 
 def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> bytes:
-    digits = b"".join(text.split())
+    """Base64 in either alphabet, with the padding or without it, white space anywhere; bits after the last byte are ignored."""
+    digits = text.translate(None, _SPACES)
     check_bytes(path, len(digits) * 3 // 4 - 2, settings)  # the fewest bytes that so many digits encode
+    if b"-" in digits or b"_" in digits:
+        mixed = b"+" in digits or b"/" in digits
+        digits = b"!" if mixed else digits.translate(_URL_SAFE)  # no digit of either alphabet
+    if not digits.endswith(b"="):
+        digits += b"=" * (-len(digits) % 4)
     try:
         return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -173,14 +202,25 @@ def _decode_base64(text: bytes, path: str, settings: Settings, fault: str) -> by
 
 
 def _unescape(text: str) -> bytes:
-    """Percent escapes resolved, piece by piece: urllib's own function makes one list of all escapes."""
+    """Percent escapes resolved, piece by piece: urllib's own function makes a list of them all. A `%` without two digits stays."""
     if "%" not in text:
         return text.encode()
     pieces, start = [], 0
     while start < len(text):
         end = start + _PIECE
         while end < len(text) and text[end] != "%" and "%" in text[end - 2 : end]:
-            end += 1  # never split inside an escape
-        pieces.append(urllib.parse.unquote_to_bytes(text[start:end]))
+            end += 1  # never within an escape
+        pieces.append(_unescape_piece(text[start:end].encode()))
         start = end
     return b"".join(pieces)
+
+
+def _unescape_piece(data: bytes) -> bytes:
+    given = np.frombuffer(data, np.uint8)
+    padded = np.concatenate([given, np.zeros(2, np.uint8)])
+    high, low = _HEX[padded[1:-1]], _HEX[padded[2:]]
+    escapes = (given == ord("%")) & (high < _NO_DIGIT) & (low < _NO_DIGIT)
+    kept = np.ones(len(padded), bool)
+    kept[1:-1][escapes] = False
+    kept[2:][escapes] = False
+    return np.where(escapes, high << 4 | low & 15, given)[kept[: len(given)]].tobytes()

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from mm_plugin.arrays import owned
 from mm_plugin.errors import MediaError
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.images import ImageSource, as_pixels, open_image
-from mm_plugin.media.limits import check_bytes, check_frames, check_request_pixels, check_video_seconds
+from mm_plugin.media.limits import check_bytes, check_frames, check_request_pixels, check_unmasked, check_video_seconds
 from mm_plugin.media.pyav import av_decoding
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, is_remote, read_bytes
@@ -119,7 +120,7 @@ class GivenFrames:
         check_video_seconds(path, size.duration, settings)
         if pixels is not None:
             check_request_pixels(path, math.prod(pixels.shape[:3]), settings)
-            pixels = pixels.copy()
+            pixels = owned(pixels)
         self._pixels = pixels
         self._sources = [] if pixels is not None else list(_images(value.frames, path, settings))
 
@@ -254,6 +255,7 @@ def _given_times(path: str, value: VideoFrames, count: int) -> tuple[np.ndarray,
         raise MediaError(
             f"{path}: VideoFrames needs either fps or timestamps, got {given}", path=path, reason="metadata"
         )
+    check_unmasked(path, value.timestamps)
     try:
         with np.errstate(all="ignore"):  # what is not finite in the end is refused below
             if value.timestamps is None:

@@ -4,6 +4,7 @@ from .model import ModelProcessor
 from .notes import NotedFields
 from .options import BaseOptions, OptionScope
 from .processor import PreparedItem, Processor
+from .settings_keys import any_value, check_settings
 
 __all__ = [
     "AcceptsAudio",
@@ -19,4 +20,6 @@ __all__ = [
     "PreparesBatches",
     "ProcessesJointly",
     "Processor",
+    "any_value",
+    "check_settings",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import msgspec
 
 from mm_plugin.errors import PlaceholderError, UsageError
 from mm_plugin.items import Modality
+from mm_plugin.media.with_options import WithOptions
 
 HashScope = Literal["fingerprinted", "raw"]
 Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
@@ -28,6 +30,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int | None = None
     on_overflow: Overflow = "error"
     expanded: bool = False
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if self.salt is not None and not isinstance(self.salt, str | bytes):
@@ -44,6 +47,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)
+        if self.deadline is not None and not _is_time(self.deadline):
+            raise UsageError(
+                f"deadline must be seconds of time.monotonic(), not {self.deadline!r:.40}", argument="deadline"
+            )
         if self.mm_hash_scope == "raw" and self.salt is not None:
             raise UsageError(
                 "mm_hash_scope='raw' takes a caller's hash as it is, so a salt could not keep tenants apart",
@@ -51,6 +58,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.expanded and self.on_overflow != "error":
             raise UsageError("expanded ids cannot be shortened: use on_overflow='error'", argument="on_overflow")
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_list(value: Any) -> bool:
@@ -67,12 +78,24 @@ def in_order(modality: Modality, parts: Sequence[Any], given: Sequence[Any]) -> 
     if not parts:
         return list(given)
     rest = iter(given)
-    unfilled = sum(part is None for part in parts)
+    unfilled = sum(map(_is_open, parts))
     if unfilled != len(given):
+        kind = modality.name.lower()
         raise PlaceholderError(
-            f"the messages leave {unfilled} {modality.name.lower()} places open, {len(given)} {modality.argument} were given",
+            f"the messages leave {unfilled} {kind} places open, {len(given)} {modality.argument} were given; "
+            f"a part of type {kind} has its content under {kind}, url, path or base64, or else its place is for one of "
+            f"{modality.argument}",
             path=modality.argument,
             expected=unfilled,
             found=len(given),
         )
-    return [next(rest) if part is None else part for part in parts]
+    return [_filled(part, next(rest)) if _is_open(part) else part for part in parts]
+
+
+def _is_open(part: Any) -> bool:
+    """Whether a message part only holds a place."""
+    return part is None or (isinstance(part, WithOptions) and part.value is None)
+
+
+def _filled(part: Any, value: Any) -> Any:
+    return value if part is None else part.filled(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
@@ -187,7 +186,7 @@ class Author:
             path: where it stands in the request.
         """
         feature = self.call("prepare", lambda: self.model.prepare(decoded, fields, options), path)
-        return functools.reduce(detached, arrays, feature)
+        return detached(feature, *arrays)
 
     def prepare_batch(
         self,
@@ -211,7 +210,7 @@ class Author:
             raise self.fault(f"{self.name}.prepare_batch must return a feature for each of {len(decoded)} media inputs")
         features = []
         for feature, own in zip(found, arrays, strict=True):
-            features.append(unshared(functools.reduce(detached, own, feature)))
+            features.append(unshared(detached(feature, *own)))
         return features
 
     # ---------------------------------------------------------------- items that came prepared

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from mm_plugin.errors import LimitError, RequestError
+from mm_plugin.arrays import is_dense, num_bytes
+from mm_plugin.errors import LimitError, MediaError, RequestError
+from mm_plugin.forking import new_lock
+from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import Modality
+from mm_plugin.media.audio import AudioSource
 from mm_plugin.media.kinds import MEDIA_KINDS
+from mm_plugin.media.limits import check_request_audio_seconds, check_request_bytes
+from mm_plugin.media.types import AudioSamples, AudioSize
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
 
@@ -103,3 +109,78 @@ class Budget:
         limit = getattr(self._settings, setting)
         if value > limit:
             raise LimitError.exceeded(what, path=path, setting=setting, limit=limit, value=value)
+
+
+def array_bytes(value: Any) -> int:
+    """Bytes that samples, features or embeddings take once they are copied, counted without reading any; 0 for other values.
+
+    A broadcast view takes as much as if each of its elements were its own.
+    """
+    arrays: Iterable[Any] = ()
+    if isinstance(value, AudioSamples):
+        arrays = [value.samples]
+    elif isinstance(value, PrecomputedEmbeddings):
+        arrays = [value.embeddings]
+    elif isinstance(value, ProcessorOutput) and isinstance(value.fields, Mapping):
+        arrays = value.fields.values()
+    return sum(num_bytes(array) for array in arrays if is_dense(array))  # any other is refused before it is copied
+
+
+class Intake:
+    """What the media inputs of one request take together, counted as they come. Final; thread-safe.
+
+    Args:
+        settings: the limits.
+        audios: how many audio inputs the request has.
+    """
+
+    def __init__(self, settings: Settings, audios: int = 0) -> None:
+        self._settings = settings
+        self._is_long = audios * settings.max_audio_seconds > settings.max_request_audio_seconds
+        self._lock = new_lock()
+        self._bytes, self._seconds = 0, 0.0
+
+    def add_bytes(self, path: str, count: int) -> None:
+        """Count bytes of a media input against `max_request_bytes`.
+
+        Raises:
+            LimitError: together with all before they are more.
+        """
+        with self._lock:
+            self._bytes += count
+            total = self._bytes
+        check_request_bytes(path, total, self._settings)
+
+    def claim_audio(self, path: str, source: AudioSource) -> float:
+        """Count audio by what its header says, before it is decoded; seconds.
+
+        Headers are asked only where audio inputs could pass `max_request_audio_seconds` together. One that says nothing, or more
+        than one audio may have, as streams do whose writer did not know, is counted once it is decoded.
+
+        Raises:
+            LimitError: together with all before it is too long.
+        """
+        if not self._is_long:
+            return 0.0
+        try:
+            seconds = source.probe().duration
+        except MediaError:
+            return 0.0
+        if seconds > self._settings.max_audio_seconds:
+            return 0.0
+        self._add_seconds(path, seconds)
+        return seconds
+
+    def settle_audio(self, path: str, size: AudioSize, claimed: float) -> None:
+        """Count audio by its samples, in place of what was claimed.
+
+        Raises:
+            LimitError: together with all before it is too long.
+        """
+        self._add_seconds(path, size.duration - claimed)
+
+    def _add_seconds(self, path: str, seconds: float) -> None:
+        with self._lock:
+            total = self._seconds + seconds
+            check_request_audio_seconds(path, total, self._settings)  # what is refused here does not count for others
+            self._seconds = total

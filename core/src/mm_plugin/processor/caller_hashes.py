@@ -60,7 +60,7 @@ class CallerHashes:
             return ("raw", *self._owner, item.hash), entry.prepared.identity, entry.path
         name, version, _ = self._owner
         identity = caller_identity(
-            name, version, item.modality, value, facts.effective[item.modality], facts.context, salt=arguments.salt
+            name, version, item.modality, value, entry.settings.effective, facts.context, salt=arguments.salt
         )
         item.set_identity(identity)
         return ("fingerprinted", *self._owner, identity), entry.prepared.identity, entry.path

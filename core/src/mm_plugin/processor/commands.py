@@ -7,26 +7,36 @@ from typing import Any
 
 import msgspec
 
+from mm_plugin.processor.budget import Intake
 from mm_plugin.processor.request import ReadItem
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """Call `function`; the flow goes on with what it returns."""
+    """Call `function`; the flow goes on with what it returns.
+
+    Attributes:
+        function: takes nothing.
+        doing: what this is, for the error of a deadline; empty for what gives something back, which no deadline stops.
+    """
 
     function: Callable[[], Any]
+    doing: str = ""
 
 
 class Each(msgspec.Struct, frozen=True, eq=False):
     """Call `function` on every item, at the same time where there are several; the flow goes on with a list in their order.
 
-    All calls end before the first error in order is raised.
+    A URL is replaced by the bytes that it leads to before the function gets the item, and each item is worked on as its bytes have
+    come. The first error in order is raised: what comes after an item that failed is not begun, or not fetched to its end.
+
+    Attributes:
+        function: takes one item.
+        items: the media inputs as they came.
+        intake: counts what is fetched.
+        doing: what this is, for the error of a deadline.
     """
 
-    function: Callable[[Any], Any]
-    items: Sequence[Any]
-
-
-class Fetch(msgspec.Struct, frozen=True, eq=False):
-    """Replace URLs by the bytes that they lead to where that can be done without a thread; the flow goes on with the items."""
-
+    function: Callable[[ReadItem], Any]
     items: Sequence[ReadItem]
+    intake: Intake
+    doing: str

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mm_plugin.arrays import detached
 from mm_plugin.errors import RequestError, SpanError, UsageError
@@ -15,10 +14,11 @@ from mm_plugin.events import MediaNote
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
-from mm_plugin.items import Modality, MultimodalDataItem, are_notes, join_notes
+from mm_plugin.items import Modality, MultimodalDataItem, join_notes
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import DecodedMedia
 from mm_plugin.processor.arguments import Arguments, in_order, is_list
+from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.joint_output import check_joint_output
 from mm_plugin.processor.mixins import ProcessesJointly
 from mm_plugin.processor.opened import OpenModel
@@ -27,8 +27,9 @@ from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
 from mm_plugin.processor.stages.measure import AuthorRules
-from mm_plugin.processor.stages.read import count, facts_of
-from mm_plugin.tasks import JointTask, Preparer, prepare_all
+from mm_plugin.processor.stages.read import count, facts_of, read_item, settings_of
+from mm_plugin.processor.stages.sources import open_item, size_of
+from mm_plugin.tasks import JointPrepared, JointTask, Preparer, prepare_all
 
 
 class JointRequest(msgspec.Struct, frozen=True, eq=False):
@@ -36,40 +37,17 @@ class JointRequest(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         facts: what the items share.
+        options: the author's `Options`, all resolved.
         text: the prompt.
         rendered: the text is a rendered chat template and has its special tokens already.
         items: the media inputs by modality, in order.
     """
 
     facts: Facts
+    options: Any
     text: str
     rendered: bool
     items: tuple[ReadItem, ...]
-
-
-class JointPrepared(msgspec.Struct, frozen=True, eq=False):
-    """What a `JointTask` became.
-
-    Attributes:
-        ids: [N] int64, the expanded prompt.
-        items: one for each modality, with spans and identity.
-        seconds: how long the preparation took.
-        notes: what is served otherwise than asked, of each media input and of all media of a modality together.
-    """
-
-    ids: np.ndarray
-    items: Sequence[MultimodalDataItem]
-    seconds: float
-    notes: Sequence[MediaNote] = ()
-
-    def is_complete(self) -> bool:
-        """See `tasks.Result.is_complete`."""
-        ids = isinstance(self.ids, np.ndarray) and self.ids.ndim == 1 and self.ids.dtype == np.int64
-        items = is_list(self.items) and all(isinstance(item, MultimodalDataItem) for item in self.items)
-        notes = is_list(self.notes) and all(isinstance(note, MediaNote) for note in self.notes)
-        return (
-            ids and items and isinstance(self.seconds, float) and notes and all(are_notes(i.notes) for i in self.items)
-        )
 
 
 def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
@@ -106,20 +84,30 @@ def read_jointly(
     counts = count(model, values)
     if arguments.mm_hashes is not None:
         model.hashes.ignore("mm_hashes", "the media inputs of the request are prepared together")
+    usual = settings_of(model, counts, options)
     items = [
-        ReadItem(modality, f"{modality.argument}[{index}]", value)
+        read_item(model, modality, index, value, usual[modality])
         for modality in counts
         for index, value in enumerate(values[modality])
     ]
-    return JointRequest(facts_of(model, items, counts, arguments, options), text, rendered, tuple(items))
+    for item in items:
+        if item.settings.options != usual[item.modality].options:
+            where = (item.form.path if item.form is not None else None) or item.path
+            raise RequestError(
+                f"{where}: {model.spec.name} prepares the media inputs of a request together, so none can have options of its own",
+                path=where,
+            )
+    facts = facts_of(model, items, counts, arguments)
+    return JointRequest(facts, items[0].settings.options, text, rendered, tuple(items))
 
 
 def measure_jointly(model: OpenModel, request: JointRequest, item: ReadItem) -> tuple[Any, Any]:
     """Source and size of one media input."""
     if is_given(item.value):
         raise RequestError(f"{item.path}: {model.spec.name} takes no prepared {item.modality.argument}", path=item.path)
-    source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
-    return source, source.size(AuthorRules(model, request.facts.options, item.path))
+    source = open_item(model, item, request.facts.intake)
+    rules = AuthorRules(model, request.options, item.path)
+    return source, size_of(item, source, rules, request.facts.intake)
 
 
 def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[Any, Any]]) -> JointTask:
@@ -128,11 +116,11 @@ def task_of(model: OpenModel, request: JointRequest, measured: Sequence[tuple[An
     sources: dict[Modality, list[tuple[Any, Any]]] = {}
     for item, entry in zip(request.items, measured, strict=True):
         sources.setdefault(item.modality, []).append(entry)
-    facts = request.facts
-    return JointTask(model.ref, request.text, request.rendered, sources, facts.options, facts.arguments.salt)
+    salt = request.facts.arguments.salt
+    return JointTask(model.ref, request.text, request.rendered, sources, request.options, salt)
 
 
-def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
+def prepare_jointly(model: OpenModel, task: JointTask, deadline: Deadline) -> JointPrepared:
     """Decode everything and let the author prepare it together."""
     began, author = time.perf_counter(), model.author
     jointly = author.model
@@ -141,7 +129,8 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
 
     def decode(entry: tuple[Modality, Any, Any]) -> DecodedMedia:
         _, source, size = entry
-        decoded: DecodedMedia = source.decode(size, background=task.options.background)
+        with deadline.running(f"decoding {source.path}"):
+            decoded: DecodedMedia = source.decode(size, background=task.options.background)
         return decoded
 
     decoded = run_each(model.runtime.executor, decode, entries)
@@ -154,19 +143,19 @@ def prepare_jointly(model: OpenModel, task: JointTask) -> JointPrepared:
     media: dict[Modality, list[DecodedMedia]] = {}
     for (modality, _, _), one in zip(entries, decoded, strict=True):
         media.setdefault(modality, []).append(one)
-    found = author.call(
-        "prepare_jointly",
-        lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
-        "prompt",
-    )
+    with deadline.running("preparing the media inputs together"):
+        found = author.call(
+            "prepare_jointly",
+            lambda: jointly.prepare_jointly(task.text, media, task.options, rendered=task.rendered),
+            "prompt",
+        )
     try:
         ids, items = check_joint_output(found, model.spec, list(media))
     except SpanError as wrong:
         raise author.fault(f"{author.name}: {wrong.message}") from wrong
     for item in items:
-        for one in media[item.modality]:
-            for array in MEDIA_KINDS[item.modality].arrays(one):
-                item.feature = detached(item.feature, array)
+        arrays = [array for one in media[item.modality] for array in MEDIA_KINDS[item.modality].arrays(one)]
+        item.feature = detached(item.feature, *arrays)
         with author.identified("prepare_jointly returned"):
             content = feature_digest(item.feature, model.runtime.digests)
             item.set_identity(

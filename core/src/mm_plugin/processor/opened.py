@@ -15,6 +15,7 @@ from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.author import Author
 from mm_plugin.processor.budget import Budget
 from mm_plugin.processor.caller_hashes import CallerHashes
+from mm_plugin.processor.item_options import ItemOptions
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
@@ -53,6 +54,7 @@ class OpenModel:
     ) -> None:
         self.spec, self.runtime, self.settings, self.ref = spec, runtime, runtime.settings, ref
         self.table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, options, owner)
+        self.item_options = ItemOptions(cls.Options, cls.__name__, spec, self.table.scopes, owner)
         self.position_options = self.table.given_at_load()
         self.special_tokens = _special_tokens(spec, checkpoint)
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1

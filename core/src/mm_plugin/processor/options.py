@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality
 from mm_plugin.media.types import WHITE
+from mm_plugin.processor.settings_keys import check_settings
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -27,8 +28,12 @@ class OptionScope(msgspec.Struct, frozen=True):
 
     Attributes:
         modalities: names of the modalities whose outputs it changes; none means all.
-        at: the latest moment at which it may be given: `call`, `load` for a switch that is fixed when the model is opened,
+        at: the latest moment at which it may be given: `request`, `load` for a switch that is fixed when the model is opened,
             or `checkpoint` for a number that only the checkpoint's own files may set.
+        per_item: whether it may be given for one media input, by a client too, who writes it into a part of a chat message;
+            False for what only the server may decide.
+        sampling: whether it only decides which frames of a video are used; it cannot be given for one whose frames were chosen
+            before it came.
 
     Example:
         >>> from mm_plugin import Modality
@@ -39,6 +44,8 @@ class OptionScope(msgspec.Struct, frozen=True):
 
     modalities: tuple[str, ...] = ()
     at: Literal["request", "load", "checkpoint"] = "request"
+    per_item: bool = True
+    sampling: bool = False
 
     def is_about(self, modality: Modality) -> bool:
         """Whether it changes this modality's outputs."""
@@ -55,11 +62,14 @@ class OptionScope(msgspec.Struct, frozen=True):
         return cls(modalities, "load")
 
     @classmethod
-    def request(cls, *modalities: str) -> OptionScope:
-        """An option that a request may give."""
-        return cls(modalities, "request")
+    def request(cls, *modalities: str, per_item: bool = True, sampling: bool = False) -> OptionScope:
+        """An option that a request may give, for all of its media inputs or for one of them."""
+        return cls(modalities, "request", per_item, sampling)
 
 
+# OpenAI's key beside an image, and what it may say.
+DETAIL = "detail"
+DETAILS = ("auto", "low", "high")
 Level = typing.Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
@@ -77,7 +87,33 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         (255, 255, 255)
     """
 
+    # By modality, names that the model's own utilities use in a part of a chat message: the option that each stands for.
+    ITEM_NAMES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
     background: typing.Annotated[tuple[Level, Level, Level], OptionScope(("image", "video"))] = WHITE
+
+    @classmethod
+    def for_item(cls, given: Mapping[str, Any], modality: Modality, usual: Self) -> dict[str, Any]:
+        """Options of one media input, by option; overridden where a name beside a part means more than an option of that value.
+
+        OpenAI's `detail` is here, for models with `min_pixels` and `max_pixels`: `low` makes the least area the largest, `high`
+        leaves the largest; `max_pixels` beside it comes first.
+
+        Args:
+            given: as they were given, by the names of options or of `ITEM_NAMES`; each value fits its option.
+            modality: what the media input is.
+            usual: the options of the request, which are in force for its other media inputs.
+
+        Raises:
+            ValueError: they cannot go together.
+        """
+        names = cls.ITEM_NAMES.get(modality.name.lower(), {})
+        options = {names.get(name, name): value for name, value in given.items() if name != DETAIL}
+        detail = given.get(DETAIL, "auto")
+        if detail != "auto" and {"min_pixels", "max_pixels"} <= set(cls.__struct_fields__):
+            least = options.get("min_pixels", getattr(usual, "min_pixels", None))
+            options.setdefault("max_pixels", least if detail == "low" else getattr(usual, "max_pixels", None))
+        return options
 
     @classmethod
     def read_settings(cls, checkpoint: Checkpoint, modality: Modality) -> Mapping[str, Any]:
@@ -108,15 +144,32 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         scopes = option_scopes(cls)
         settings: dict[str, Any] = {}
-        for modality in reversed(modalities):
-            found = cls.read_settings(checkpoint, modality)
+        files = {modality: cls.read_settings(checkpoint, modality) for modality in modalities}
+        for modality, found in reversed(files.items()):
             # A checkpoint's settings of videos bear names that are an image's here, and mean others by them.
             about = [name for name, scope in scopes.items() if scope.is_about(modality)]
             settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
-            return msgspec.convert(settings | _plain(given or {}), cls, strict=True)
+            options = msgspec.convert(settings | plain(given or {}), cls, strict=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
+        _check_keys(options, checkpoint, files)
+        return options
+
+    def settings_without_effect(self, modality: Modality) -> Mapping[str, Any]:
+        """Keys of the checkpoint's settings that are not options and change nothing; overridden where there are some.
+
+        A key that is neither here nor an option, nor in the core's own table (`*_type`, `processor_class`, `auto_map` and the
+        like), is refused when the model opens, because it may change what the model sees.
+
+        Args:
+            modality: the modality whose settings have the keys.
+
+        Returns:
+            By key, such as `do_pad` or `size.height`: the value with which it changes nothing, or a function that is true of such
+            values; `any_value` for a key that never does.
+        """
+        return {}
 
 
 def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
@@ -128,6 +181,38 @@ def option_scopes(declared: type[BaseOptions]) -> dict[str, OptionScope]:
         found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OptionScope)]
         scopes[name] = found[0] if found else OptionScope()
     return scopes
+
+
+def _check_keys(options: BaseOptions, checkpoint: Checkpoint, files: Mapping[Modality, Mapping[str, Any]]) -> None:
+    """Refuse keys of the checkpoint's settings that nobody reads. Modalities may share a file."""
+    scopes = option_scopes(type(options))
+    sources = {modality: _source_of(checkpoint, modality, found) for modality, found in files.items()}
+    for source, settings in sources.values():
+        sharing = [modality for modality, (other, _) in sources.items() if other == source]
+        here = {name for name, scope in scopes.items() if any(map(scope.is_about, sharing))}
+        # An option about modalities that are not read has no effect, by its own declaration.
+        elsewhere = {name for name, scope in scopes.items() if not any(map(scope.is_about, files))}
+        without_effect: dict[str, Any] = {}
+        for modality in sharing:
+            without_effect |= options.settings_without_effect(modality)
+        check_settings(
+            settings,
+            known=here | elsewhere,
+            without_effect=without_effect,
+            source=source,
+            reader=type(options).__name__,
+        )
+
+
+def _source_of(checkpoint: Checkpoint, modality: Modality, found: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The file that the core reads for a modality, and what of it is in the settings, which an author may have made elsewhere."""
+    if not found:
+        return "", {}
+    try:
+        source, settings = checkpoint.preprocessor_source(modality), checkpoint.preprocessor(modality)
+    except UsageError:  # there is no such file
+        return "", {}
+    return source, {name: value for name, value in settings.items() if name in found and found[name] == value}
 
 
 class OptionTable:
@@ -178,7 +263,7 @@ class OptionTable:
             return self.loaded
         self._refuse_unknown(given, ("request",))
         try:
-            return msgspec.convert(msgspec.structs.asdict(self.loaded) | _plain(given), self._declared, strict=True)
+            return msgspec.convert(msgspec.structs.asdict(self.loaded) | plain(given), self._declared, strict=True)
         except msgspec.ValidationError as error:
             raise RequestError(f"options: {error}", path="options") from error
 
@@ -218,6 +303,6 @@ class OptionTable:
             ) from error
 
 
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+def plain(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options with numpy's numbers as Python's."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}

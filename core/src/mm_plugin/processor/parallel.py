@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
-from mm_plugin.errors import MMPluginError
+from mm_plugin.errors import MMPluginError, UsageError
 from mm_plugin.executors import executor_fault
 from mm_plugin.foreign import contain, is_interruption
+from mm_plugin.forking import new_lock
 
 _PLACE = re.compile(r"\b(?:images|videos|audios)\[\d+\]")
 
@@ -58,6 +59,56 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
         if is_interruption(error):
             raise
         return error
+
+
+class FirstError:
+    """The first error in order of items that are worked on at the same time. Final; thread-safe.
+
+    What stands after an item that failed can change nothing more, so it need not begin; errors of such items are let go of at
+    once, with the media inputs that their tracebacks hold.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._index: int | None = None
+        self._error: Exception | None = None
+
+    def check(self, index: int) -> None:
+        """Raise where an item before this one has failed; nobody sees that error."""
+        if self.is_after(index):
+            raise UsageError("an item before this one has failed")
+
+    def attempt(self, index: int, work: Callable[[], Any]) -> Any:
+        """What the work on one item returned; None where it failed, or an item before it has."""
+        if self.is_after(index):
+            return None
+        try:
+            return contain(work)
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            self.record(index, error)
+            return None
+
+    def record(self, index: int, error: Exception) -> None:
+        """Keep an error, unless that of an item before is known."""
+        with self._lock:
+            if self._index is None or index < self._index:
+                self._index, self._error = index, error
+
+    def reraise(self) -> None:
+        """Raise the first error, if there is one."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads to this frame
+
+    def is_after(self, index: int) -> bool:
+        """Whether an item before this one has failed."""
+        with self._lock:
+            return self._index is not None and index > self._index
 
 
 def first_error(found: Sequence[Any]) -> Exception | None:

@@ -17,6 +17,7 @@ from mm_plugin.identity.keys import item_identity
 from mm_plugin.items import MultimodalInputFormat, join_notes
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.processor.arguments import is_list
+from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.joint import prepare_jointly
 from mm_plugin.processor.mixins import PreparesBatches
 from mm_plugin.processor.opened import OpenModel
@@ -33,10 +34,15 @@ class ThreadPreparer:
 
     Args:
         model: the open model.
+        deadline: of the request whose tasks these are; it does not travel with a task.
     """
 
-    def __init__(self, model: OpenModel) -> None:
-        self._model = model
+    def __init__(self, model: OpenModel, deadline: Deadline | None = None) -> None:
+        self._model, self._deadline = model, deadline or Deadline()
+
+    def until(self, deadline: Deadline) -> ThreadPreparer:
+        """The same for one request: nothing is begun after its deadline."""
+        return ThreadPreparer(self._model, deadline)
 
     def prepare(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
         """See `Preparer.prepare`; several tasks run at the same time."""
@@ -48,15 +54,20 @@ class ThreadPreparer:
     def _one(self, task: PrepareTask | JointTask) -> Any:
         """A `Prepared`, or what a joint request became."""
         if isinstance(task, JointTask):
-            return prepare_jointly(self._model, task)
+            return prepare_jointly(self._model, task, self._deadline)
         began = time.perf_counter()
-        return self._prepared(task, _decode(task), began)
+        return self._prepared(task, self._decode(task), began)
+
+    def _decode(self, task: PrepareTask) -> Any:
+        with self._deadline.running(f"decoding {task.path}"):
+            return task.source.decode(task.size, background=task.options.background)
 
     def _prepared(self, task: PrepareTask, decoded: Any, began: float) -> Prepared:
         """One task by itself."""
         author = self._model.author
         arrays = MEDIA_KINDS[task.modality].arrays(decoded)
-        feature = author.prepare(decoded, arrays, task.fields, task.options, task.path)
+        with self._deadline.running(f"preparing {task.path}"):
+            feature = author.prepare(decoded, arrays, task.fields, task.options, task.path)
         with author.identified("prepare returned"):
             content = feature_digest(feature, self._model.runtime.digests)
         return self._identified(task, decoded, feature, content, time.perf_counter() - began)
@@ -66,7 +77,7 @@ class ThreadPreparer:
     def _batched(self, tasks: Sequence[PrepareTask]) -> list[Any]:
         """Decode each task's media input, and prepare those that could be decoded in one call for each set of options."""
         began = time.perf_counter()
-        found = run_each(self._model.runtime.executor, _decode, tasks)
+        found = run_each(self._model.runtime.executor, self._decode, tasks)
         try:
             for group in _by_options(tasks, found):
                 made = self._together([tasks[index] for index in group], [found[index] for index in group], began)
@@ -105,12 +116,13 @@ class ThreadPreparer:
 
     def _from_one_call(self, tasks: Sequence[PrepareTask], decoded: Sequence[Any], began: float) -> list[Prepared]:
         author = self._model.author
-        features = author.prepare_batch(
-            decoded,
-            [MEDIA_KINDS[task.modality].arrays(one) for task, one in zip(tasks, decoded, strict=True)],
-            [task.fields for task in tasks],
-            tasks[0].options,
-        )
+        with self._deadline.running(f"preparing {', '.join(task.path for task in tasks)}"):
+            features = author.prepare_batch(
+                decoded,
+                [MEDIA_KINDS[task.modality].arrays(one) for task, one in zip(tasks, decoded, strict=True)],
+                [task.fields for task in tasks],
+                tasks[0].options,
+            )
         with author.identified("prepare_batch returned"):
             contents = feature_digests(features, self._model.runtime.digests)
         seconds = (time.perf_counter() - began) / len(tasks)
@@ -134,19 +146,15 @@ class ThreadPreparer:
 
 
 def check_tasks(wanted: ModelRef, tasks: Any) -> None:
-    """Refuse anything but a list of tasks of this model; its checkpoint may lie in another folder than where the tasks were made.
+    """Refuse all but a list of this model's tasks; its checkpoint may lie in another folder than where the tasks were made.
 
     Raises:
-        UsageError: an entry is not a task, or is another model's.
+        UsageError: an entry is not a task, or it is one of another model.
     """
     for task in tasks if is_list(tasks) else [tasks]:
         model = getattr(task, "model", None) if isinstance(task, PrepareTask | JointTask) else None
         if not isinstance(model, ModelRef) or msgspec.structs.replace(model, checkpoint=wanted.checkpoint) != wanted:
             raise UsageError(f"tasks: expected tasks of {wanted}, got {model or type(task).__name__}", argument="tasks")
-
-
-def _decode(task: PrepareTask) -> Any:
-    return task.source.decode(task.size, background=task.options.background)
 
 
 def _by_options(tasks: Sequence[PrepareTask], decoded: Sequence[Any]) -> list[list[int]]:

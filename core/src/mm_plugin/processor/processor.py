@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
-from mm_plugin.errors import UsageError
+from mm_plugin.errors import MMPluginError, UsageError
+from mm_plugin.events import RequestFailed, RequestProcessed
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
@@ -17,11 +20,11 @@ from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
 from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.author import translate_errors
+from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
-from mm_plugin.processor.request import ReadItem
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
 from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
@@ -142,7 +145,7 @@ class Processor:
         self.model = self._opened.author.model
         self.special_tokens = self._opened.special_tokens
         self.options: Any = self._opened.table.loaded
-        self._runtime = runtime
+        self._runtime, self._observers = runtime, runtime.observers  # loaded here, not on an event loop
         self._threads = ThreadPreparer(self._opened)
         self._preparer: Preparer = runtime.preparer or self._threads
         self._joint = self._opened.author.is_joint()
@@ -160,13 +163,15 @@ class Processor:
         max_prompt_tokens: int | None = None,
         on_overflow: Overflow = "error",
         expanded: bool = False,
+        deadline: float | None = None,
         **options: Any,
     ) -> MultimodalProcessorOutput:
         """Everything about one request, or one error that says whose fault it is.
 
         Args:
             prompt: text, token ids, or chat messages in the OpenAI content-part shape, media inside the parts or beside them.
-            images: anything that `mm_plugin.media.open_image` takes, in prompt order.
+            images: anything that `mm_plugin.media.open_image` takes, in prompt order; one with options of its own as
+                `WithOptions(image, ...)`, and so for videos and audios.
             videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
             audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
@@ -181,10 +186,14 @@ class Processor:
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
             expanded: the ids hold each media input's replacement already; a mismatch is an error.
-            **options: options of the plugin's `Options` that may be given per call.
+            deadline: when the request must be done, in seconds of `time.monotonic()`. Nothing of it is begun after that: no media
+                input is fetched, opened, decoded or prepared; what runs then may end. A `preparer` of your own is called before
+                it or not at all.
+            **options: options of the plugin's `Options` that may be given per call, for all media inputs of the request.
 
         Raises:
-            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how.
+            RequestError: the prompt or a media input is at fault; `MediaError`, `PlaceholderError` and `LimitError` say how. A
+                `DeadlineError` says what was running at the deadline.
             UsageError: the server called wrongly: an unknown option, an argument of a wrong type.
             ProcessorError: the plugin is at fault.
         """
@@ -195,11 +204,12 @@ class Processor:
             max_prompt_tokens=max_prompt_tokens,
             on_overflow=on_overflow,
             expanded=expanded,
+            deadline=deadline,
         )
-        with translate_errors(self._opened.author, self._runtime.check_open):
-            flow = self._flow(prompt, (images, videos, audios), arguments, options)
-            output: MultimodalProcessorOutput = run(flow, self._runtime.executor)
-            return output
+        with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
+            until = Deadline(arguments.deadline)
+            flow = self._flow(prompt, (images, videos, audios), arguments, options, until)
+            return report(run(flow, self._runtime.executor, self.settings, until))
 
     async def process_async(
         self,
@@ -211,17 +221,47 @@ class Processor:
     ) -> MultimodalProcessorOutput:
         """As `process`, with nothing heavy on the event loop's thread: each stage runs on the registry's executor."""
         named = {name: arguments.pop(name) for name in Arguments.__struct_fields__ if name in arguments}
-        with translate_errors(self._opened.author, self._runtime.check_open):
-            flow = self._flow(prompt, (images, videos, audios), Arguments(**named), arguments)
-            output: MultimodalProcessorOutput = await run_async(flow, self._runtime.executor, self.settings)
+        with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
+            checked = Arguments(**named)
+            until = Deadline(checked.deadline)
+            flow = self._flow(prompt, (images, videos, audios), checked, arguments, until)
+            return report(await run_async(flow, self._runtime.executor, self.settings, until))
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[Callable[[MultimodalProcessorOutput], MultimodalProcessorOutput]]:
+        """Emit what became of a request: its output, which is passed to what this yields, or its error."""
+        began, plugin, emit = time.perf_counter(), self.spec.name, self._observers.emit
+
+        def elapsed() -> float:
+            return round((time.perf_counter() - began) * 1e3, 3)
+
+        def report(output: MultimodalProcessorOutput) -> MultimodalProcessorOutput:
+            tokens, items = len(output.input_ids), len(output.mm_items)
+            emit(RequestProcessed(plugin=plugin, num_prompt_tokens=tokens, num_items=items, elapsed_ms=elapsed()))
             return output
 
+        try:
+            yield report
+        except MMPluginError as error:
+            path = getattr(error, "path", None)
+            emit(RequestFailed(plugin=plugin, code=error.code, path=path, error=error.message, elapsed_ms=elapsed()))
+            raise
+
     def _flow(
-        self, prompt: Any, media: Sequence[Sequence[Any]], arguments: Arguments, options: Mapping[str, Any]
+        self,
+        prompt: Any,
+        media: Sequence[Sequence[Any]],
+        arguments: Arguments,
+        options: Mapping[str, Any],
+        deadline: Deadline,
     ) -> Flow:
         by_modality = dict(zip(Modality, media, strict=True))
         begin = jointly if self._joint else itemwise
-        return begin(self._opened, self._preparer, prompt, by_modality, arguments, options)
+        return begin(self._opened, self._until(deadline), prompt, by_modality, arguments, options)
+
+    def _until(self, deadline: Deadline) -> Preparer:
+        """The preparer for one request; the core's own begins nothing after its deadline."""
+        return self._preparer.until(deadline) if isinstance(self._preparer, ThreadPreparer) else self._preparer
 
     def count(
         self,
@@ -264,6 +304,7 @@ class Processor:
         *,
         counts: Mapping[Modality, int] | None = None,
         salt: str | bytes | None = None,
+        deadline: float | None = None,
         **options: Any,
     ) -> PreparedItem:
         """One media input by itself: for routers that want its source key, and to fill the cache ahead of a request.
@@ -273,6 +314,7 @@ class Processor:
             media: as for `process`.
             counts: media in the whole request, where the plugin depends on them; one of this kind where None.
             salt: as for `process`.
+            deadline: as for `process`.
             **options: as for `process`.
 
         Raises:
@@ -281,19 +323,25 @@ class Processor:
         modality = self._opened.serves(Modality.parse(modality))
         self._require_itemwise("the source key")
         with translate_errors(self._opened.author, self._runtime.check_open):
-            item = ReadItem(modality, f"{modality.argument}[0]", media)
-            found: PreparedItem = run(
-                self._one(item, _counts(counts, modality), Arguments(salt=salt), options), self._runtime.executor
-            )
+            arguments = Arguments(salt=salt, deadline=deadline)
+            until = Deadline(arguments.deadline)
+            flow = self._one(modality, media, _counts(counts, modality), arguments, options, until)
+            found: PreparedItem = run(flow, self._runtime.executor, self.settings, until)
             return found
 
     def _one(
-        self, item: ReadItem, counts: Mapping[Modality, int], arguments: Arguments, options: Mapping[str, Any]
+        self,
+        modality: Modality,
+        media: Any,
+        counts: Mapping[Modality, int],
+        arguments: Arguments,
+        options: Mapping[str, Any],
+        deadline: Deadline,
     ) -> Generator[Any, Any, PreparedItem]:
         pins = Pins(lambda: self._runtime.preprocess_cache.store)
         try:
-            request = read_one(self._opened, item, counts, arguments, options)
-            prepared = yield from prepared_items(self._opened, self._preparer, pins, request)
+            request = read_one(self._opened, modality, media, counts, arguments, options)
+            prepared = yield from prepared_items(self._opened, self._until(deadline), pins, request)
             (entry,) = prepared.items
             made = entry.prepared
             return PreparedItem(

@@ -10,8 +10,10 @@ import numpy as np
 
 from mm_plugin.items import Modality
 from mm_plugin.media.source import MediaSource
+from mm_plugin.media.with_options import WithOptions
 from mm_plugin.placeholders import Replacement, Slot
 from mm_plugin.processor.arguments import Arguments
+from mm_plugin.processor.budget import Intake
 from mm_plugin.tasks import Prepared
 
 # A name by which the caller knows content, what it must stand for, and the path that an error names.
@@ -23,15 +25,25 @@ class Facts(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     Attributes:
         arguments: what the caller says of the whole request.
-        options: the author's `Options`, all resolved.
-        effective: by modality, the digest of the options that can change its output.
         context: what the author's `context` returned for the counts of this request.
+        intake: counts what the media inputs take together, as they come.
     """
 
     arguments: Arguments
-    options: Any
-    effective: Mapping[Modality, bytes]
     context: Any
+    intake: Intake
+
+
+class ItemSettings(msgspec.Struct, frozen=True, eq=False):
+    """What is in force for one media input.
+
+    Attributes:
+        options: the author's `Options`, all resolved.
+        effective: 32 bytes, the digest of those that can change its output.
+    """
+
+    options: Any
+    effective: bytes
 
 
 class ReadItem(msgspec.Struct, frozen=True, eq=False):
@@ -41,13 +53,19 @@ class ReadItem(msgspec.Struct, frozen=True, eq=False):
         modality: what it is.
         path: where it stands in the request, such as `images[2]`.
         value: what the caller gave.
+        settings: what is in force for it.
         caller_hash: by which the caller knows it, or None.
+        form: the value with its own options, as it came; None for one without.
+        is_fetched: whether the value is what a URL led to, which was counted as it arrived.
     """
 
     modality: Modality
     path: str
     value: Any
+    settings: ItemSettings
     caller_hash: int | None = None
+    form: WithOptions | None = None
+    is_fetched: bool = False
 
 
 class ReadRequest(msgspec.Struct, frozen=True, eq=False):
@@ -72,6 +90,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         modality: what it is.
         path: where it stands in the request.
+        settings: what is in force for it.
         caller_hash: by which the caller knows it, or None.
         replacement: the tokens that stand for it.
         key: 32 bytes, its source key; empty for one that came prepared.
@@ -87,6 +106,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
 
     modality: Modality
     path: str
+    settings: ItemSettings
     caller_hash: int | None
     replacement: Replacement
     key: bytes = b""
@@ -124,6 +144,7 @@ class ReadyItem(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         modality: what it is.
         path: where it stands in the request.
+        settings: what is in force for it.
         caller_hash: by which the caller knows it, or None.
         prepared: fields, replacement, feature and identity.
         key: 32 bytes, its source key; empty for one that came prepared.
@@ -134,6 +155,7 @@ class ReadyItem(msgspec.Struct, frozen=True, eq=False):
 
     modality: Modality
     path: str
+    settings: ItemSettings
     caller_hash: int | None
     prepared: Prepared
     key: bytes = b""

@@ -7,18 +7,10 @@ from typing import Any
 
 from mm_plugin.errors import PlaceholderError, RequestError
 from mm_plugin.items import Modality
-from mm_plugin.media.types import VideoFrames
 from mm_plugin.prompt.masking import checked_text
+from mm_plugin.prompt.media_parts import MEDIA_PARTS, REFUSED_PARTS, read_media_part
 
-_PART_TYPES = {
-    "image": Modality.IMAGE,
-    "image_url": Modality.IMAGE,
-    "video": Modality.VIDEO,
-    "video_url": Modality.VIDEO,
-    "audio": Modality.AUDIO,
-    "audio_url": Modality.AUDIO,
-    "input_audio": Modality.AUDIO,
-}
+_TEXT_PARTS = ("text", "input_text")
 _MAX_DEPTH = 64  # levels of nesting in a message
 
 
@@ -78,22 +70,15 @@ def plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) ->
 
 def _plain_part(part: Any, path: str, index: int, media: dict[Modality, list[Any]]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return {"type": "text", "text": checked_text(part["text"], index)}
-    if not isinstance(kind, str) or kind not in _PART_TYPES:
-        known = ", ".join(("text", *_PART_TYPES))
+    if not isinstance(kind, str) or kind not in MEDIA_PARTS:
+        known = ", ".join((*_TEXT_PARTS, *MEDIA_PARTS))
+        why = f"; {REFUSED_PARTS[kind]}" if isinstance(kind, str) and kind in REFUSED_PARTS else ""
         raise PlaceholderError(
-            f"{path}: expected a part of type {known}, with its content, got {_described(part)}", path=path
+            f"{path}: expected a part of type {known}, with its content, got {_described(part)}{why}", path=path
         )
-    modality = _PART_TYPES[kind]
-    value = part.get(kind, part.get(modality.name.lower()))
-    if isinstance(value, Mapping):
-        # `input_audio` has base64 under `data`.
-        value = value.get("url", value.get("data"))
-        if value is None:
-            raise PlaceholderError(f"{path}.{kind}: expected an object with url or data", path=path)
-    if modality is Modality.VIDEO and isinstance(value, list | tuple):
-        value = VideoFrames(value, fps=part.get("fps"), timestamps=part.get("timestamps"))
+    modality, value = read_media_part(part, path)
     media[modality].append(value)
     return {"type": modality.name.lower()}
 

@@ -26,7 +26,8 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         ids: [n] int64.
         slots: the places of media inputs in prompt order, each with its modality; half-open intervals of `ids`.
-        media: media inputs found inside chat messages, by modality; None for a part that only holds a place.
+        media: media inputs found inside chat messages, by modality; None for a part that only holds a place, a `WithOptions` for
+            one with options of its own.
     """
 
     ids: np.ndarray

@@ -56,7 +56,8 @@ def sweep_options(
     Args:
         open_processor: opens the plugin's processor with the load options that are passed to it.
         media: a media input of each modality that the plugin takes.
-        values: by option, the values to try; values near the default, by the option's type, where it has none here.
+        values: by option, the values to try; values near the default, by the option's type, where it has none here. A mapping
+            is several options together, of which none can be given alone.
 
     Returns:
         All trials. Assert on them that the options that must make a difference did.
@@ -75,9 +76,8 @@ def sweep_options(
         tried = 0
         for value in (values or {}).get(option) or _other_values(kinds[option], current):
             try:
-                loaded, called = (
-                    (open_processor(**{option: value}), {}) if scope.at == "load" else (usual, {option: value})
-                )
+                given = value if isinstance(value, Mapping) and option in value else {option: value}
+                loaded, called = (open_processor(**given), {}) if scope.at == "load" else (usual, given)
                 after = {m: _try(loaded, m, media_input, called) for m, media_input in media.items()}
             except (RequestError, UsageError):
                 continue

@@ -1,4 +1,4 @@
-from .frames import FrameRule, frame_budget, retained_video_tokens, sample_frames
+from .frames import FrameRule, frame_budget, frame_range, retained_video_tokens, sample_frames
 from .normalizing import normalization_table, normalize_patches
 from .patches import check_patches, grid_rows, patchify, patchify_frames
 from .resizing import MAX_ASPECT_RATIO, ResizeRule, resize, smart_resize
@@ -13,6 +13,7 @@ __all__ = [
     "contained_size",
     "cut_tiles",
     "frame_budget",
+    "frame_range",
     "grid_rows",
     "letterbox",
     "normalization_table",

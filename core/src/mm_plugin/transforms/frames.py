@@ -22,6 +22,7 @@ def sample_frames(
     max_frames: int,
     multiple: int,
     rule: FrameRule = "qwen",
+    first: int = 0,
 ) -> np.ndarray:
     """Which frames of a video are looked at: so many that a second has `fps` of them, or `num_frames`, spread over the video.
 
@@ -29,7 +30,7 @@ def sample_frames(
     `min_frames`. A video never gives more frames than it has, and one that is shorter than `multiple` gives all of them.
 
     Args:
-        total: frames in the video.
+        total: frames in the video, or in the part of it that is looked at.
         rate: frames per second in the video.
         fps: frames per second that are wanted; not read where `num_frames` is given.
         num_frames: frames that are wanted.
@@ -38,6 +39,7 @@ def sample_frames(
         multiple: frames in a temporal patch.
         rule: `qwen` spreads them from the first frame to the last, as the released models were trained; `transformers` begins
             each of equal parts of the video with one.
+        first: index of the first frame that is looked at.
 
     Shape:
         returns [n] int64, ascending.
@@ -55,7 +57,7 @@ def sample_frames(
     if min_frames < 1 or most < 1:
         raise SizeError(f"expected a multiple of {multiple} between {min_frames} and {max_frames} frames, found none")
     if total < multiple:
-        return np.arange(total, dtype=np.int64)
+        return np.arange(first, first + total, dtype=np.int64)
     most = min(most, total // multiple * multiple)
     if num_frames is None:
         count = math.floor(min(max(total / rate * fps, least), most, total) / multiple) * multiple
@@ -65,17 +67,55 @@ def sample_frames(
 
     # Torch's own spacing is part of both rules: its float32 decides which frame is nearest in a long video.
     if rule == "transformers":
-        spaced = torch.arange(0, total, total / count)[:count]  # rounding can make one too many
+        indices: np.ndarray = (
+            first + torch.arange(0, total, total / count)[:count].long().numpy()
+        )  # may be one too many
     else:
-        spaced = torch.linspace(0, total - 1, count).round()
-    indices: np.ndarray = spaced.long().numpy()
+        # Halves round to even numbers, so where the part begins decides too.
+        indices = torch.linspace(first, first + total - 1, count).round().long().numpy()
     return indices
+
+
+def frame_range(total: int, rate: float, *, start: float | None, end: float | None) -> tuple[int, int]:
+    """The frames between two times of a video, which are counted as if they were spaced evenly.
+
+    A time outside of the video stands for its begin or end.
+
+    Args:
+        total: frames in the video.
+        rate: frames per second in the video.
+        start: seconds; the first frame that is not before it is the first of the range. The video's begin where None.
+        end: seconds; the last frame that is not after it is the last of the range. The video's end where None.
+
+    Returns:
+        Index of the first frame, and number of frames.
+
+    Raises:
+        SizeError: fewer than two frames are between them.
+
+    Source: qwen-vl-utils@0.0.14, calculate_video_frame_range.
+
+    Examples:
+        >>> frame_range(100, 10.0, start=2.0, end=4.5)
+        (20, 26)
+    """
+    if start is None and end is None:
+        return 0, total
+    duration = total / rate
+    first = 0 if start is None else math.ceil(max(0.0, min(start, duration)) * rate)
+    last = total - 1 if end is None else min(math.floor(max(0.0, min(end, duration)) * rate), total - 1)
+    if first >= last:
+        raise SizeError(
+            f"expected at least two frames from {start or 0} to {duration if end is None else end} seconds, of a video of "
+            f"{total} frames and {duration:.2f} seconds; choose another start or end"
+        )
+    return first, last - first + 1
 
 
 def frame_budget(
     frames: int, *, min_pixels: int, max_pixels: int, total_pixels: int | None, temporal_patch_size: int
 ) -> int:
-    """Most pixels of one frame, where a whole video has a budget too: an even share of it, but always above the smallest frame.
+    """Most pixels of one frame, where a whole video has a budget too: an even share of it, within `max_pixels`.
 
     Args:
         frames: in the video, after sampling.
@@ -91,7 +131,7 @@ def frame_budget(
     """
     if total_pixels is None:
         return max_pixels
-    return max(min(max_pixels, total_pixels * temporal_patch_size // frames), int(min_pixels * 1.05))
+    return min(max_pixels, max(total_pixels * temporal_patch_size // frames, int(min_pixels * 1.05)))
 
 
 def retained_video_tokens(grid: tuple[int, int, int], rate: float) -> int:

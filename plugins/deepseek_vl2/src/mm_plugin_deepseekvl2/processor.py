@@ -22,12 +22,21 @@ from mm_plugin import (
     UsageError,
 )
 from mm_plugin.errors import SizeError
+from mm_plugin.processor import any_value, check_settings
 from mm_plugin.transforms import best_resolution, cut_tiles, letterbox, normalization_table
 from mm_plugin_deepseekvl2.config import Positive, read_config, read_struct
 
 SETTINGS_FILE = "processor_config.json"
 # In a request with more images than this, images get no tiles.
 MOST_CROPPED = 2
+
+# What concerns training, or tokens that the released tokenizers have.
+_WITHOUT_EFFECT = {
+    "add_special_token": any_value,
+    "ignore_id": any_value,
+    "mask_prompt": any_value,
+    "pad_token": any_value,
+}
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Channels = Annotated[tuple[Fraction, Fraction, Fraction], OptionScope.checkpoint("image")]
@@ -61,7 +70,15 @@ def read_settings(checkpoint: Checkpoint, _: Modality) -> dict[str, Any]:
     Raises:
         UsageError: a key is missing or invalid, or the two files contradict each other; the message names files and keys.
     """
-    found = read_struct(checkpoint.read_json(SETTINGS_FILE), _Settings, f"{checkpoint.folder}/{SETTINGS_FILE}")
+    source, settings = f"{checkpoint.folder}/{SETTINGS_FILE}", checkpoint.read_json(SETTINGS_FILE)
+    check_settings(
+        settings,
+        known=_Settings.__struct_fields__,
+        without_effect=_WITHOUT_EFFECT,
+        source=source,
+        reader="DeepseekVL2Processor",
+    )
+    found = read_struct({name: value for name, value in settings.items() if value is not None}, _Settings, source)
     config = read_config(checkpoint)
     pairs = {
         "candidate_resolutions[0]": (found.candidate_resolutions[0], (config.vision_config.image_size,) * 2),

@@ -28,8 +28,12 @@ class TransformersOptions(BaseOptions, frozen=True, kw_only=True):
         {<Modality.IMAGE: 1>: {'do_normalize': False}}
     """
 
-    images_kwargs: Annotated[dict[str, Any], OptionScope.request("image")] = msgspec.field(default_factory=dict)
-    audio_kwargs: Annotated[dict[str, Any], OptionScope.request("audio")] = msgspec.field(default_factory=dict)
+    images_kwargs: Annotated[dict[str, Any], OptionScope.request("image", per_item=False)] = msgspec.field(
+        default_factory=dict
+    )
+    audio_kwargs: Annotated[dict[str, Any], OptionScope.request("audio", per_item=False)] = msgspec.field(
+        default_factory=dict
+    )
     max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1), OptionScope.load("image")] = 100.0
 
     def __post_init__(self) -> None:

@@ -17,11 +17,13 @@ from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.mixins import AcceptsPrecomputed, AcceptsVideos, Fields
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.notes import NotedFields
-from mm_plugin.transforms.frames import frame_budget, sample_frames
+from mm_plugin.transforms.frames import frame_budget, frame_range, sample_frames
 from mm_plugin.transforms.normalizing import normalization_table, normalize_patches
 from mm_plugin.transforms.patches import check_patches, grid_rows, patchify, patchify_frames
 from mm_plugin.transforms.resizing import ResizeRule, resize, smart_resize
 
+# Fewest and most merged tokens of an image or frame whose size a request gives.
+_RESIZED_TOKENS = (4, 16_384)
 _GRID_FIELDS = {Modality.IMAGE: "image_grid_thw", Modality.VIDEO: "video_grid_thw"}
 _FEATURE_NAMES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
@@ -151,18 +153,19 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
 
 
 def sample_evenly(size: VideoSize, options: PatchGridVideoOptions, *, fps: float) -> Sampling:
-    """Frames at a rate, or a given number of them, spread over the whole video.
+    """Frames at a rate, or a given number of them, spread over the video, or over the part between two times.
 
     Args:
         size: of the whole video.
-        options: their `fps`, `num_frames`, `min_frames`, `max_frames` and `frame_rule` decide.
+        options: their `fps`, `num_frames`, `min_frames`, `max_frames`, `video_start`, `video_end` and `frame_rule` decide.
         fps: frames per second where a request gives neither `fps` nor `num_frames`.
 
     Raises:
-        SizeError: the bounds leave no number of frames.
+        SizeError: the bounds leave no number of frames, or fewer than two frames are between the two times.
     """
+    first, total = frame_range(size.frames, size.fps, start=options.video_start, end=options.video_end)
     indices = sample_frames(
-        size.frames,
+        total,
         size.fps,
         fps=fps if options.fps is None else options.fps,
         num_frames=options.num_frames,
@@ -170,16 +173,42 @@ def sample_evenly(size: VideoSize, options: PatchGridVideoOptions, *, fps: float
         max_frames=options.max_frames,
         multiple=options.temporal_patch_size,
         rule=options.frame_rule,
+        first=first,
     )
-    return Sampling.of(size, indices, frame_notes(size, options, len(indices)))
+    notes = frame_notes(size, options, len(indices))
+    return Sampling(indices, size.times(indices), len(indices) / total * size.fps, notes)
 
 
 def _image_grid(size: Size, options: PatchGridOptions) -> np.ndarray:
-    return _grid(1, size, options, options.min_pixels, options.max_pixels)
+    return _grid(1, _resized(options) or size, options, options.min_pixels, options.max_pixels)
+
+
+def _resized(options: PatchGridOptions) -> Size | None:
+    """The size that a request gives for resized images and frames, in whole merged tokens, within the utilities' own limits.
+
+    Source: qwen-vl-utils@0.0.14, fetch_image and fetch_video.
+    """
+    if options.resized_height is None or options.resized_width is None:
+        return None
+    tokens = options.factor**2
+    least, most = _RESIZED_TOKENS
+    return Size(
+        *smart_resize(
+            options.resized_height,
+            options.resized_width,
+            factor=options.factor,
+            min_pixels=least * tokens,
+            max_pixels=most * tokens,
+        )
+    )
 
 
 def _video_grid(size: SampledVideo, options: PatchGridVideoOptions) -> np.ndarray:
     steps = -(-size.frames // options.temporal_patch_size)
+    resized = _resized(options)
+    if resized is not None and options.frame_size_rule == "qwen":
+        # The training code has no other limit then.
+        return _patches(steps, resized.height, resized.width, options)
     max_pixels = frame_budget(
         steps * options.temporal_patch_size,
         min_pixels=options.video_min_pixels,
@@ -187,7 +216,7 @@ def _video_grid(size: SampledVideo, options: PatchGridVideoOptions) -> np.ndarra
         total_pixels=options.video_total_pixels if options.frame_size_rule == "qwen" else None,
         temporal_patch_size=options.temporal_patch_size,
     )
-    return _grid(steps, size, options, options.video_min_pixels, max_pixels)
+    return _grid(steps, resized or size, options, options.video_min_pixels, max_pixels)
 
 
 def _grid(
@@ -197,6 +226,10 @@ def _grid(
     height, width = smart_resize(
         size.height, size.width, factor=options.factor, min_pixels=min_pixels, max_pixels=max_pixels
     )
+    return _patches(steps, height, width, options)
+
+
+def _patches(steps: int, height: int, width: int, options: PatchGridOptions) -> np.ndarray:
     return np.array([[steps, height // options.patch_size, width // options.patch_size]], dtype=np.int64)
 
 

@@ -57,6 +57,8 @@ def output_of(
     model: OpenModel, ids: np.ndarray, items: list[MultimodalDataItem], dropped: tuple[str, ...] = ()
 ) -> MultimodalProcessorOutput:
     """The output of expanded ids and items that have their spans and identities."""
+    for item in items:
+        item.attention = model.spec.attention.get(item.modality, "causal")
     positions, delta = model.author.positions(items, len(ids), model.position_options)
     return MultimodalProcessorOutput(
         input_ids=ids,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mm_plugin.arrays import frozen, is_dense, is_floating, writable
-from mm_plugin.errors import MediaError, UsageError
+from mm_plugin.arrays import frozen, is_dense, is_floating, is_masked, owned
+from mm_plugin.errors import MediaError, RequestError, UsageError
 from mm_plugin.foreign import class_name, is_interruption
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
@@ -37,6 +37,9 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     began = time.perf_counter()
     value: ProcessorOutput | PrecomputedEmbeddings = item.value
     author, modality, path = model.author, item.modality, item.path
+    if item.form is not None and item.form.options:
+        where = item.form.path or path
+        raise RequestError(f"{where}: a media input that came prepared takes no options; leave them out", path=where)
     accepts = author.accepts_precomputed(modality, path)
     given = dict(value.fields) if isinstance(value.fields, Mapping) else {}
     feature = embeddings = None
@@ -45,7 +48,7 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
         feature = given.pop(name, None)
         if not is_dense(feature):
             raise MediaError(
-                f"{path}: {name} must be a dense numpy array or torch tensor, got {type(feature).__name__}",
+                f"{path}: {name} must be a dense numpy array or torch tensor without a mask, got {type(feature).__name__}",
                 path=path,
                 reason="fields",
             )
@@ -68,7 +71,7 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
         raise author.fault(
             f"{author.name}.check_fields gives {count} embeddings, its replacement takes {replacement.num_embeddings}"
         )
-    feature, embeddings = writable(feature), writable(embeddings)
+    feature, embeddings = _copied(feature, path), _copied(embeddings, path)
     kind = MultimodalInputFormat.PROCESSOR_OUTPUT if embeddings is None else MultimodalInputFormat.PRECOMPUTED_EMBEDDING
     content, claim = _content(model, facts, item, feature if embeddings is None else embeddings)
     identity = item_identity(
@@ -78,12 +81,29 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     return MeasuredItem(
         modality,
         path,
+        item.settings,
         item.caller_hash,
         replacement,
         prepared=prepared,
         claim=claim,
         seconds=time.perf_counter() - began,
     )
+
+
+def _copied(value: Any, path: str) -> Any:
+    """A copy: the caller may write into its own memory while this request, or another that repeats it, is under way."""
+    try:
+        return owned(value)
+    except MemoryError:
+        raise
+    except BaseException as error:  # a class of tensors of the caller's own, or a device that is gone
+        if is_interruption(error):
+            raise
+        raise MediaError(
+            f"{path}: expected an array or tensor that can be copied, got a {type(value).__name__} ({class_name(error)})",
+            path=path,
+            reason="fields",
+        ) from error
 
 
 def _checked_embeddings(embeddings: Any, count: int, path: str) -> Any:
@@ -116,6 +136,12 @@ def _as_field(value: Any, name: str, path: str) -> Any:
     """A client's field as the plugin's own `layout` would give it: small, plain, whole numbers as int64."""
     if isinstance(value, str | bool | int | float | None):
         return value
+    if is_masked(value):
+        raise MediaError(
+            f"{name}: expected an array without a mask, got a masked one; pass its .filled(number)",
+            path=path,
+            reason="fields",
+        )
     try:
         if is_dense(value) and not isinstance(value, np.ndarray):
             value = value.detach().cpu().numpy()

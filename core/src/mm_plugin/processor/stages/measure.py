@@ -7,12 +7,12 @@ from typing import Any
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.identity.keys import source_key
-from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.source import MediaSource
 from mm_plugin.media.types import Sampling, VideoSize
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.request import Facts, MeasuredItem, ReadItem
 from mm_plugin.processor.stages.given import accept, is_given
+from mm_plugin.processor.stages.sources import open_item, size_of
 
 
 class AuthorRules:
@@ -47,15 +47,16 @@ def measure(
     """
     if is_given(item.value):
         return accept(model, facts, item)
-    began = time.perf_counter()
+    began, is_new = time.perf_counter(), False
     if source is None:
-        source = MEDIA_KINDS[item.modality].open(item.value, path=item.path, settings=model.settings)
+        source = open_item(model, item, facts.intake)
+        is_new = True
     key = source_key(
         model.spec.name,
         model.spec.output_version,
         item.modality,
         source.digest(),
-        facts.effective[item.modality],
+        item.settings.effective,
         facts.context,
         model=model.digest,
         salt=facts.arguments.salt,
@@ -69,6 +70,7 @@ def measure(
         return MeasuredItem(
             item.modality,
             item.path,
+            item.settings,
             item.caller_hash,
             prepared.replacement,
             key=key,
@@ -77,11 +79,14 @@ def measure(
             cached=True,
             seconds=time.perf_counter() - began,
         )
-    size = source.size(AuthorRules(model, facts.options, item.path))
-    fields, replacement, notes = model.measure(item.modality, size, facts.options, facts.context, item.path)
+    options = item.settings.options
+    rules = AuthorRules(model, options, item.path)
+    size = size_of(item, source, rules, facts.intake) if is_new else source.size(rules)
+    fields, replacement, notes = model.measure(item.modality, size, options, facts.context, item.path)
     return MeasuredItem(
         item.modality,
         item.path,
+        item.settings,
         item.caller_hash,
         replacement,
         key=key,

@@ -85,7 +85,7 @@ def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> Prepa
         item.path,
         item.source,
         item.size,
-        request.facts.options,
+        item.settings.options,
         item.fields,
         item.replacement,
         request.facts.arguments.salt,
@@ -94,4 +94,6 @@ def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> Prepa
 
 
 def _ready(item: MeasuredItem, prepared: Prepared, cached: bool, seconds: float) -> ReadyItem:
-    return ReadyItem(item.modality, item.path, item.caller_hash, prepared, item.key, cached, item.claim, seconds)
+    return ReadyItem(
+        item.modality, item.path, item.settings, item.caller_hash, prepared, item.key, cached, item.claim, seconds
+    )

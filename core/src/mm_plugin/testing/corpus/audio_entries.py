@@ -25,7 +25,7 @@ def audios() -> Iterator[CorpusEntry]:
     Raises:
         UsageError: PyAV is not installed.
     """
-    for family in (_waves, _lossless, _lossy, _given, _broken, _foreign):
+    for family in (_waves, _lossless, _lossy, _given, _broken, _foreign, _streams):
         yield from family()
 
 
@@ -168,7 +168,9 @@ def _broken() -> Iterator[CorpusEntry]:
     yield _refuses("broken/wav of 0 Hz", wav(whole, rate=0), "format", "rate", "broken")
     yield _refuses("broken/wav of 4 GHz", wav(whole, rate=2**32 - 1), "format", "rate", "broken")
     yield _refuses("broken/wav of 0 channels", wav(whole, rate=8_000, channels=0), "format", "broken", "codec", "rate")
-    yield _refuses("broken/wav of 65535 channels", wav(whole, rate=8_000, channels=65_535), "format", "broken", "empty")
+    yield _refuses(
+        "broken/wav of 65535 channels", wav(whole, rate=8_000, channels=65_535), "format", "broken", "empty", "codec"
+    )
     yield _refuses("broken/wav of no known code", wav(whole, rate=8_000, code=0x7777), "codec", "format", "broken")
     flac = encoded_audio(np.rint(tone(9000, 44_100) * 32_767).astype(np.int16), 44_100, "flac", "flac", "s16")
     yield _refuses("broken/flac of a head alone", flac[:60], "empty", "format", "broken")
@@ -181,12 +183,32 @@ def _broken() -> Iterator[CorpusEntry]:
 
 
 def _foreign() -> Iterator[CorpusEntry]:
-    levels = tone(9_600, 48_000).astype(np.float32)
-    bare = encoded_audio(levels, 48_000, "adts", "aac", "fltp")
-    yield _refuses("foreign/bare aac", bare, "format", "rate", note="no header says its rate")
+    yield _coded("foreign/bare aac", "adts", "aac", "fltp", 44_100)
     yield _refuses("foreign/film without audio", encoded(images(3)), "format")
     yield _refuses("foreign/png", png(images(1)[0]), "format")
     yield _refuses("foreign/text", b"an ordinary sentence, longer than forty characters, and no path", "format")
     yield _refuses("foreign/midi", b"MThd" + struct.pack(">IHHH", 6, 0, 1, 96) + b"MTrk" + bytes(40), "format")
     yield _refuses("foreign/playlist", b"#EXTM3U\nfile:///etc/passwd\n", "format", note="no other file is opened")
     yield _refuses("foreign/playlist of mp3s", b"[playlist]\nFile1=/etc/passwd\n", "format")
+
+
+# ---------------------------------------------------------------- streams and broadcasts
+
+
+def _coded(name: str, container: str, codec: str, layout: str, rate: int) -> CorpusEntry:
+    wave = tone(rate // 2, rate)
+    levels = wave.astype(np.float32) if layout == "fltp" else np.rint(wave * 32_767).astype(np.int16)
+    expected = ExpectedAudio(len(levels), rate, hertz=HERTZ, slack=4096)
+    return CorpusEntry(name, Modality.AUDIO, encoded_audio(levels, rate, container, codec, layout, {}), expected)
+
+
+def _streams() -> Iterator[CorpusEntry]:
+    for name, container, codec, layout, rate in (
+        ("bare/ac3", "ac3", "ac3", "fltp", 48_000),
+        ("bare/eac3", "eac3", "eac3", "fltp", 48_000),
+        ("bare/mp2", "mp2", "mp2", "s16", 48_000),
+        ("ts/aac", "mpegts", "aac", "fltp", 48_000),
+        ("flv/aac", "flv", "aac", "fltp", 44_100),
+        ("avi/mp3", "avi", "libmp3lame", "s16p", 44_100),
+    ):
+        yield _coded(name, container, codec, layout, rate)

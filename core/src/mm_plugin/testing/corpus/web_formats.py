@@ -95,7 +95,7 @@ def jpeg_entries() -> Iterator[CorpusEntry]:
     taller = gray[:at] + struct.pack(">H", 160) + gray[at + 2 :]
     filled = np.full((160, 24, 3), 128, np.uint8)
     yield shows("jpeg/header taller than its contents", taller, filled, 80, "gray or nearly, as every viewer fills it")
-    yield refuses_image("jpeg/12 bits", plain[: head - 1] + b"\x0c" + plain[head:], "broken", "format")
+    yield refuses_image("jpeg/12 bits", plain[: head - 1] + b"\x0c" + plain[head:], "mode", "broken", "format")
     yield refuses_image("jpeg/height 0", plain[:head] + b"\0\0" + plain[head + 2 :], "broken", "format", "empty")
 
 
