@@ -237,12 +237,13 @@ def test_a_batch_whose_lists_do_not_fit_is_a_usage_error(prefixes: list[int], ex
     assert caught.value.argument == "batch"
 
 
-def test_spans_that_overlap_are_a_usage_error() -> None:
+def test_spans_that_overlap_are_a_fault_of_their_request() -> None:
     ids = np.zeros(8, dtype=np.int64)
     items = [make_item(1, [(0, 3)]), make_item(2, [(3, 5)])]
     inputs = MultimodalInputs(mm_items=items, input_ids=ids, padded_input_ids=ids, token_modalities=ids)
-    with pytest.raises(UsageError, match=r"request 0: expected disjoint spans, got one of mm_items\[1\] at 3"):
-        plan_step(ForwardBatch([inputs], [0], [8]))
+    plan = plan_step(ForwardBatch([inputs], [0], [8]))
+    assert (plan.pieces, plan.text_runs, list(plan.faults)) == ((), ((0, 8),), [0])
+    assert "mm_items[1].offsets: expected disjoint spans, got one at 3 that overlaps" in str(plan.faults[0])
 
 
 # ------------------------------------------------------------------ rows

@@ -448,9 +448,9 @@ def test_pins_are_taken_during_the_step_and_given_back_after_any_end(table: torc
             return super().put(key, value, num_bytes)
 
     cache = EmbeddingCache(0, store=Broken(1 << 16))
-    step([make_media((1, 1), (2, 2))], table, Recorder(), cache)
-    stats = cache.stats()
-    assert (stats.entries, stats.pinned, stats.errors) == (1, 0, 1)
+    media = make_media((1, 1), (2, 2))
+    assert step([media], table, Recorder(), cache).input_embeds.tolist() == expected(media)
+    assert (cache.stats().entries, cache.stats().pinned, cache.stats().errors) == (1, 0, 1)
 
 
 # ------------------------------------------------------------------ other weights

@@ -12,6 +12,7 @@ import pytest
 
 from mm_plugin import events
 from mm_plugin.events import (
+    BatchRefused,
     DeviceSync,
     EncodeBatch,
     Event,
@@ -30,6 +31,7 @@ FALLBACK = FallbackUsed(asked="A", plugin="b", why="c")
 EVENTS = [
     FALLBACK,
     EncodeBatch(modality="image", num_items=2, num_tokens=8, elapsed_ms=1.5),
+    BatchRefused(plugin="p", call="image", num_items=2, error="e"),
     ItemFailed(request=0, item=1, code="encoder", error="it failed"),
     ItemKeyed(
         plugin="p", path="images[0]", modality="image", identity="ab", num_tokens=4, cached=False, elapsed_ms=0.5

@@ -52,7 +52,14 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def load(checkpoint: Checkpoint, dtype: Any = None) -> Any:
-    return load_tower(Little, checkpoint, ("visual.", "model.visual."), device="cpu", dtype=dtype)
+    return load_tower(
+        Little,
+        checkpoint,
+        ("visual.", "model.visual."),
+        device="cpu",
+        dtype=dtype,
+        computed=lambda _: {"angles": torch.arange(3.0)},
+    )
 
 
 @pytest.mark.parametrize("prefix", ["visual.", "model.visual."])

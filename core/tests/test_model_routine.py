@@ -216,12 +216,13 @@ def test_int32_ids_stay_int32() -> None:
     assert out.extra.tolist() == [7, 7, 12]
 
 
-def test_inputs_whose_model_ids_are_too_short_are_the_servers_fault() -> None:
-    media = make_media(4, (1, (1, 3)))
+def test_a_request_whose_model_ids_are_too_short_fails_alone() -> None:
+    media, other = make_media(4, (1, (1, 3))), make_media(3, (1, (0, 1)))
     media.inputs.input_ids = media.inputs.input_ids[:2]
-    with pytest.raises(UsageError, match=r"batch.mm_inputs\[0\]: expected model ids for every span, got 2") as caught:
-        step([media], [(0, 4)], bound(adding))
-    assert caught.value.argument == "batch"
+    out = step([media, other], [(0, 4), (0, 3)], bound(adding))
+    assert [(entry.request, entry.item) for entry in out.failed] == [(0, None)]
+    assert "expected spans within the 2 ids of the request, got one that ends at 3" in out.failed[0].error.message
+    assert column(out) == [0, 0, 0, 0, *column(step([other], [(0, 3)], bound(adding)))]
 
 
 def test_the_language_model_gets_what_the_routine_adds() -> None:

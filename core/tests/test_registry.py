@@ -31,7 +31,7 @@ def test_close_stops_what_the_registry_made(open_registry: Any) -> None:
         for kept in (store, rows.store):
             kept.put("key", "value", 1)
         assert (pool, store, rows) == (registry.executor, registry.preprocess_store, registry.embedding_cache)
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(UsageError, match="after shutdown"):
         pool.submit(int, "3")
     assert (store.stats().entries, rows.store.stats().entries) == (0, 0)
     with pytest.raises(UsageError, match="closed"):
@@ -43,7 +43,7 @@ def test_close_leaves_what_was_given(open_registry: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         resources = {"executor": pool, "preprocess_store": store, "embedding_cache": rows}
         with open_registry(resources=resources) as registry:
-            assert (registry.executor, registry.preprocess_store, registry.embedding_cache) == (pool, store, rows)
+            assert (registry.executor.inner, registry.preprocess_store, registry.embedding_cache) == (pool, store, rows)
             store.put("key", "value", 1)
             rows.store.put("key", "value", 1)
         assert pool.submit(int, "3").result() == 3

@@ -78,7 +78,7 @@ def test_what_was_given_is_used_and_left_open() -> None:
     rows = EmbeddingCache(12, store=Closing(12, log))
     with ThreadPoolExecutor(1) as pool:
         with Runtime(Settings(), executor=pool, preprocess_store=store, embedding_cache=rows) as runtime:
-            assert (runtime.executor, runtime.preprocess_store, runtime.embedding_cache) == (pool, store, rows)
+            assert (runtime.executor.inner, runtime.preprocess_store, runtime.embedding_cache) == (pool, store, rows)
         assert pool.submit(int, "3").result() == 3
     assert log == []
 
@@ -103,7 +103,7 @@ def test_the_threads_end_first_and_then_all_is_released_in_the_order_of_its_maki
     runtime.close()
     # The store of 13 bytes cannot be closed, which keeps nothing else open.
     assert log == ["work", "own", 12, 13]
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(UsageError, match="after shutdown"):
         pool.submit(int, "3")
 
 

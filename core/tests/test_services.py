@@ -204,6 +204,6 @@ def test_a_store_that_cannot_be_closed_keeps_nothing_else_open(store_log: Any, o
     assert registry.embedding_cache is not registry.preprocess_store
     registry.close()
     assert sorted(store_log()) == [("close", 12), ("close", 13)]
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(UsageError, match="after shutdown"):
         pool.submit(int, "3")
     assert len(log("WARNING")) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json, weights_file
 from mm_plugin.errors import UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
@@ -151,9 +152,11 @@ class Checkpoint:
                 self._tokenizer = self._open_tokenizer(self)
             except UsageError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 raise UsageError(
-                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}{in_words(error)}",
+                    f"{self.folder}: the tokenizer cannot be opened: {words(error)}{in_words(error)}",
                     argument="checkpoint",
                 ) from error
         return self._tokenizer

@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_plugin.errors import UsageError
 from mm_plugin.files import is_within, open_regular, special_file
+from mm_plugin.foreign import is_interruption, words
 
 # What a processor needs from the hub; weights are downloaded when tensors are requested.
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -19,9 +20,11 @@ def fetch(name: str, patterns: tuple[str, ...]) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         raise UsageError(
-            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {type(error).__name__}: {error}",
+            f"{name!r}: expected a folder or a hub id; there is no such folder, and the hub says {words(error)}",
             argument="checkpoint",
         ) from error
 

@@ -25,6 +25,8 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
+from mm_plugin.foreign import quietly
+
 
 class MMPluginError(Exception):
     """The root: every exception that this package raises deliberately is one of its subclasses.
@@ -54,6 +56,14 @@ class MMPluginError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders; Exception's own rule would drop the keyword attributes.
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
+
+
+def is_readable(error: MMPluginError) -> bool:
+    """Whether an error says what it should: one of a plugin's own class may have no message, or a text that cannot be read."""
+    if type(error).__module__ == __name__:
+        return True
+    message = quietly(lambda: error.message, None)
+    return type(message) is str and quietly(lambda: type(str(error)) is str, False)
 
 
 def _rebuild(cls: type[MMPluginError], message: str, attributes: dict[str, Any]) -> MMPluginError:

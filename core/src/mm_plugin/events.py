@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
+
+from mm_plugin.foreign import is_interruption, shown
+from mm_plugin.forking import new_lock
 
 logger = logging.getLogger("mm_plugin")
 
@@ -108,6 +110,22 @@ class EncodeBatch(Event, frozen=True, kw_only=True):
     elapsed_ms: float
 
 
+class BatchRefused(Event, frozen=True, kw_only=True):
+    """A plugin refused items together that it took one by one, so a batch is not to it what its items are.
+
+    Attributes:
+        plugin: name of the plugin.
+        call: what was called: `image`, `video` or `audio` for an encoder, `prepare_batch` for a processor.
+        num_items: items of the call.
+        error: why it was refused.
+    """
+
+    plugin: str
+    call: str
+    num_items: int
+    error: str
+
+
 class ItemFailed(Event, frozen=True, kw_only=True):
     """An item could not be embedded; its request fails, and the others of the step go on.
 
@@ -193,7 +211,7 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._observers: tuple[Observer, ...] = tuple(observers)
 
     def add(self, observer: Observer) -> None:
@@ -206,14 +224,16 @@ class Observers:
         for observer in self._observers:
             try:
                 observer(event)
-            except (Exception, SystemExit):
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 with self._lock:
                     left = tuple(other for other in self._observers if other is not observer)
                     dropped, self._observers = len(left) < len(self._observers), left
                 if dropped:
                     logger.warning(
-                        "mm-plugin: observer %r failed on %s and was removed",
-                        observer,
+                        "mm-plugin: observer %s failed on %s and was removed",
+                        shown(observer),
                         type(event).__name__,
                         exc_info=True,
                     )

@@ -217,12 +217,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
             return False
         if (self.feature is None) == (self.precomputed_embeddings is None):
             return False
-        last = -1
-        for start, end in self.offsets:
-            if start <= last or end < start:
-                return False
-            last = end
-        return True
+        return span_fault(self.offsets) is None
 
 
 def are_notes(value: Any) -> bool:
@@ -233,6 +228,34 @@ def are_notes(value: Any) -> bool:
 def join_notes(*groups: Sequence[str]) -> tuple[str, ...]:
     """Notes of several origins, in order, each once."""
     return tuple(dict.fromkeys(note for group in groups for note in group))
+
+
+def span_fault(offsets: Any) -> str | None:
+    """What is wrong with an item's spans, in words; None where they are pairs of integers that ascend and do not overlap.
+
+    Args:
+        offsets: any value.
+
+    Example:
+        >>> span_fault([(0, 3), (5, 5)]) is None, span_fault([(0, 3), (3, 5)])
+        (True, 'expected spans that ascend and do not overlap, got (3, 5) after 3')
+    """
+    if not isinstance(offsets, list | tuple):
+        return f"expected a list of (first, last) pairs, got {type(offsets).__name__}"
+    previous = -1
+    for span in offsets:
+        if not isinstance(span, list | tuple) or len(span) != 2:
+            return f"expected (first, last) pairs, got {type(span).__name__}"
+        first, last = span
+        for end in (first, last):
+            if type(end) is not int and not isinstance(end, np.integer):
+                return f"expected pairs of integers, got {type(end).__name__}"
+        if first < 0 or last < first:
+            return f"expected a first token from 0 to the last one, got ({first}, {last})"
+        if first <= previous:
+            return f"expected spans that ascend and do not overlap, got ({first}, {last}) after {previous}"
+        previous = last
+    return None
 
 
 def checked_spans(items: Sequence[MultimodalDataItem], seq: int) -> list[tuple[int, int, MultimodalDataItem]]:

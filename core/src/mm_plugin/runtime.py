@@ -12,6 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mm_plugin.errors import UsageError
+from mm_plugin.executors import GuardedExecutor
+from mm_plugin.foreign import shown
+from mm_plugin.forking import new_lock, new_rlock, on_fork
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,7 +75,7 @@ class CallerHashes:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.lock = threading.Lock()
+        self.lock = new_lock()
 
     def bind(self, claims: Sequence[tuple[bytes, bytes, str]]) -> str | None:
         """Remember what each name stands for, all of a request's or none.
@@ -144,17 +147,19 @@ class Runtime:
         self.closed = threading.Event()
         self._services: Services = services or _no_services
         self._make_store: MakeStore = make_store or _memory_alone
-        self._executor, self._preprocess_store, self._embedding_cache = executor, preprocess_store, embedding_cache
+        self._executor = None if executor is None else GuardedExecutor(executor)
+        self._preprocess_store, self._embedding_cache = preprocess_store, embedding_cache
         self._preprocess_cache: ComputeCache | None = None
         self._caller_hashes: CallerHashes | None = None
         self._observers: Observers | None = None
         self._digests: Digests | None = None
         self._own_pool: ThreadPoolExecutor | None = None
         self._owned: list[Callable[[], None]] = []
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._thread = threading.local()  # whether the current thread is one of the runtime's own
         # Making one of these may run a plugin's code; nothing else waits for it.
-        self._making = {name: threading.RLock() for name in ("stores", "embeddings", "observers", "digests")}
+        self._making = {name: new_rlock() for name in ("stores", "embeddings", "observers", "digests")}
+        on_fork(self)
 
     @property
     def executor(self) -> Executor:
@@ -168,7 +173,7 @@ class Runtime:
             if self._executor is None:
                 mark = partial(setattr, self._thread, "is_own", True)
                 pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="mm-plugin", initializer=mark)
-                self._executor = self._own_pool = pool
+                self._executor, self._own_pool = GuardedExecutor(pool), pool
             return self._executor
 
     @property
@@ -255,6 +260,12 @@ class Runtime:
                     self._digests = Digests(self._services("digests"))
         return self._digests
 
+    def after_fork(self) -> None:
+        """Start threads again in a forked child; those of an executor that was lent are the server's."""
+        self._thread = threading.local()
+        if self._own_pool is not None:
+            self._executor = self._own_pool = None
+
     def check_open(self) -> None:
         """Refuse to go on once the runtime is closed.
 
@@ -296,7 +307,7 @@ class Runtime:
                 _bounded(partial(pool.shutdown, wait=True, cancel_futures=True), "the threads", deadline)
         for release in owned:
             # A plugin's store may fail, or never end; the others must be closed all the same.
-            _bounded(release, repr(release), deadline)
+            _bounded(release, shown(release), deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -322,7 +333,7 @@ def _bounded(function: Callable[[], Any], what: str, deadline: float) -> None:
     def run() -> None:
         try:
             function()
-        except (Exception, SystemExit):
+        except BaseException:  # nobody is interrupted here: the thread is this function's own
             logger.warning("mm-plugin: closing failed in %s; the others are closed", what, exc_info=True)
 
     thread = threading.Thread(target=run, name="mm-plugin-close", daemon=True)

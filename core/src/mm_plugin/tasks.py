@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ import numpy as np
 from mm_plugin.arrays import storage_bytes
 from mm_plugin.errors import PluginError, RequestError, UsageError
 from mm_plugin.events import MediaNote
+from mm_plugin.foreign import class_name, is_interruption, words
 from mm_plugin.items import Modality, MultimodalDataItem, MultimodalInputFormat, are_notes
 from mm_plugin.media.source import MediaSource
 from mm_plugin.placeholders import Replacement
@@ -201,9 +201,11 @@ def prepare_all(preparer: Preparer, tasks: Sequence[PrepareTask | JointTask], ki
         found = list(preparer.prepare(tasks))
     except (UsageError, MemoryError):
         raise
-    except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
-        name = type(preparer).__name__
-        raise UsageError(f"preparer: {name} failed: {type(error).__name__}: {error}", argument="preparer") from error
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        name = class_name(preparer)
+        raise UsageError(f"preparer: {name} failed: {words(error)}", argument="preparer") from error
     good = [isinstance(one, _TASK_ERRORS) or (isinstance(one, kind) and one.is_complete()) for one in found]
     if len(found) != len(tasks) or not all(good):
         kinds = sorted({type(one).__name__ for one, fine in zip(found, good, strict=True) if not fine})

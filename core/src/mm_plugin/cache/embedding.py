@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.held import HeldEmbeddings
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.forking import new_lock
 from mm_plugin.inputs.encoded import Encoded
 
 
@@ -50,7 +50,7 @@ class EmbeddingCache:
         # longer than finding it. A plugin's store is not believed: what it returns is examined.
         self._keeps_facts = isinstance(self.store, MemoryStore)
         self._held = HeldEmbeddings()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._hits = _Tally()
         self._misses = self._mismatches = self._joins = 0
 
@@ -68,12 +68,12 @@ class EmbeddingCache:
         entry = self.store.get(key)
         if entry is None:
             found: Any = self._held.get(key)
-            fits = found is not None and _facts(found) == facts
+            fits = found is not None and found.fits(*facts)
         elif self._keeps_facts and type(entry) is tuple and len(entry) == 2:
             found, known = entry
             fits = known == facts
         else:
-            found, fits = entry, not self._keeps_facts and _facts(entry) == facts
+            found, fits = entry, not self._keeps_facts and isinstance(entry, Encoded) and entry.fits(*facts)
         if fits:
             self._hits.add()
             return found  # type: ignore[no-any-return]
@@ -125,8 +125,7 @@ class _Tally:
         return self.add() - self._reads + 1
 
 
-def _facts(encoded: Any) -> tuple[Any, ...]:
-    """What embeddings must fit in: number, width, dtype, device; nothing where it is not a matrix of embeddings."""
-    rows = encoded.embeddings if isinstance(encoded, Encoded) else None
-    shape = getattr(rows, "shape", None)
-    return () if rows is None or shape is None or len(shape) != 2 else (*shape, rows.dtype, rows.device)
+def _facts(encoded: Encoded) -> tuple[Any, ...]:
+    """What embeddings must fit in: number, width, dtype, device."""
+    rows = encoded.embeddings
+    return (*rows.shape, rows.dtype, rows.device)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mm_plugin.cache.guarded import Faults
 from mm_plugin.cache.store import ByteStore, Stats, Store
+from mm_plugin.foreign import is_interruption
+from mm_plugin.forking import new_lock
 
 
 class Codec(Protocol):
@@ -81,7 +82,7 @@ class EncodedStore(Store):
         self._byte_store, self._codec, self._ttl = byte_store, codec, ttl
         self._namespace = self._prefix = namespace
         self._faults = Faults()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._hits = self._misses = 0
 
     def get(self, key: bytes) -> Any | None:
@@ -106,7 +107,9 @@ class EncodedStore(Store):
             found = list(self._byte_store.get_many(names))
             if len(found) != len(names):
                 raise ValueError(f"expected {len(names)} answers, got {len(found)}")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self._byte_store, "get_many", error)
             return [None] * len(names)
         return found
@@ -116,7 +119,9 @@ class EncodedStore(Store):
             return None
         try:
             value = self._codec.decode(memoryview(data))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("codec", self._codec, "decode", error)
             self._drop(name)
             return None
@@ -125,7 +130,9 @@ class EncodedStore(Store):
     def _drop(self, name: bytes) -> None:
         try:
             self._byte_store.delete_many([name])
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self._byte_store, "delete_many", error)
 
     def put(self, key: bytes, value: Any, num_bytes: int) -> bool:
@@ -133,12 +140,16 @@ class EncodedStore(Store):
         name = self._prefix + key
         try:
             parts = [memoryview(part) for part in self._codec.encode(value)]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("codec", self._codec, "encode", error)
             return False
         try:
             self._byte_store.put_many({name: parts}, self._ttl)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self._byte_store, "put_many", error)
             return False
         return True
@@ -167,5 +178,7 @@ class EncodedStore(Store):
         """See `Store.close`; closes the byte store."""
         try:
             self._byte_store.close()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self._byte_store, "close", error)

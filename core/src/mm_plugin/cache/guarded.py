@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ import msgspec
 
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.foreign import class_name, is_interruption
+from mm_plugin.forking import new_lock
 
 logger = logging.getLogger("mm_plugin")
 
@@ -19,7 +20,7 @@ class Faults:
     """Counts what went wrong in foreign code and logs the first fault with the name of its owner. Final."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._count = 0
 
     @property
@@ -40,7 +41,7 @@ class Faults:
             self._count += 1
             first = self._count == 1
         if first:
-            name, raised = type(owner).__name__, type(error).__name__
+            name, raised = class_name(owner), class_name(error)
             logger.warning(
                 "mm-plugin: %s %s failed in %s (%s); counted as a miss and logged once", kind, name, method, raised
             )
@@ -70,7 +71,9 @@ class GuardedStore(Store):
     def _call(self, method: str, otherwise: Any, *arguments: Any) -> Any:
         try:
             return getattr(self._inner, method)(*arguments)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self._inner, method, error)
             return otherwise
 

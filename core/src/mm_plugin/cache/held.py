@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
+from mm_plugin.forking import new_lock
 from mm_plugin.inputs.encoded import Encoded
 
 _FIRST_SWEEP = 4_096  # entries before those that are gone are removed
@@ -31,7 +31,7 @@ class HeldEmbeddings:
         # one operation on the dict, and takes no lock.
         self._references: dict[bytes, weakref.ref[Encoded]] = {}
         self._sweep_at = _FIRST_SWEEP
-        self._sweeping = threading.Lock()
+        self._sweeping = new_lock()
 
     def get(self, key: bytes) -> Encoded | None:
         """The embeddings, if somebody holds them."""

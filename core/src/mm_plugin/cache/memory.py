@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import msgspec
 
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.forking import new_lock, on_fork
 
 
 class MemoryStore(Store):
@@ -29,10 +29,16 @@ class MemoryStore(Store):
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._entries: dict[bytes, tuple[Any, int]] = {}  # the oldest first
         self._pins: dict[bytes, int] = {}
         self._stats = Stats()
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Keep in a forked child what a thread of its parent may have been changing; whoever pinned is not there."""
+        self._pins.clear()
+        self._stats.bytes = sum(size for _, size in self._entries.values())
 
     def get(self, key: bytes) -> Any | None:
         """See `Store.get`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
 from mm_plugin.cache.store import Store
+from mm_plugin.forking import new_lock
 
 
 class Pins:
@@ -31,7 +31,7 @@ class Pins:
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._held: list[bytes] = []
         self._released = False
 

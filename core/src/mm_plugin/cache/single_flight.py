@@ -12,6 +12,7 @@ import msgspec
 from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.store import Stats, Store
 from mm_plugin.errors import DeadlineError
+from mm_plugin.forking import new_lock, on_fork
 
 
 class _Flight(Future[Any]):
@@ -47,9 +48,14 @@ class ComputeCache:
 
     def __init__(self, store: Store, is_value: Callable[[Any], bool] | None = None) -> None:
         self.store = guard_store(store, is_value)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._flights: dict[bytes, _Flight] = {}
         self._hits = self._misses = self._joins = 0
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget in a forked child what threads of its parent compute: they never land here."""
+        self._flights.clear()
 
     def get(self, key: bytes) -> Any | None:
         """The value if it is there. Only a hit is counted: a caller that goes on to compute the value is counted then."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,8 @@ import msgspec
 
 from mm_plugin.cache.guarded import Faults, guard_store
 from mm_plugin.cache.store import Stats, Store
+from mm_plugin.foreign import is_interruption
+from mm_plugin.forking import new_lock
 
 
 class TieredStore(Store):
@@ -42,7 +43,7 @@ class TieredStore(Store):
     def __init__(self, first: Store, second: Store, *, num_bytes: Callable[[Any], int]) -> None:
         self.first, self.second = guard_store(first), guard_store(second)
         self._num_bytes, self._faults = num_bytes, Faults()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._hits = self._misses = self._rejected = 0
         self._drops = 0  # deletes and clears: what one of them dropped must not come back into the first store
 
@@ -70,7 +71,9 @@ class TieredStore(Store):
     def _promote(self, key: bytes, value: Any, drops: int) -> None:
         try:
             size = self._num_bytes(value)
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._faults.add("store", self, "num_bytes", error)
             return
         self.first.put(key, value, size)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +13,9 @@ import torch
 from mm_plugin.encoder.base import Agree, Encoder, EncoderLike
 from mm_plugin.encoder.results import as_tensor, checked_embeddings
 from mm_plugin.encoder.staging import StagingBuffer
-from mm_plugin.errors import EncoderError, MMPluginError
-from mm_plugin.events import EncodeBatch, Observers
+from mm_plugin.errors import EncoderError, MMPluginError, is_readable
+from mm_plugin.events import BatchRefused, EncodeBatch, Observers
+from mm_plugin.foreign import is_interruption, let_go, text_of, words
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
@@ -39,6 +38,7 @@ class EncoderCalls:
             all ranks.
         staging: brings host features to the encoder's device; where None, features are moved directly.
         observers: hear of every call.
+        strict: items that the encoder refuses together and encodes one by one have failed.
 
     Attributes:
         hidden: as given.
@@ -60,8 +60,9 @@ class EncoderCalls:
         agree: Agree | None = None,
         staging: StagingBuffer | None = None,
         observers: Observers | None = None,
+        strict: bool = False,
     ) -> None:
-        self._encoder = encoder
+        self._encoder, self._strict = encoder, strict
         self.hidden, self.dtype, self.device, self.observers = hidden, dtype, device, observers
         self._max_tokens, self._staging = max_tokens, staging
         bound = encoder if isinstance(encoder, Encoder) else None
@@ -73,7 +74,8 @@ class EncoderCalls:
     def encode(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded | MMPluginError]:
         """The embeddings of each item, or what went wrong with it; no item's fault reaches another.
 
-        Out of memory halves a call until one item remains; another failure is tried item by item, once.
+        Out of memory halves a call until one item remains; another failure is tried item by item, once. Where all items of a
+        refused call are right by themselves, an event (`BatchRefused`) and a warning name the plugin.
         """
         gone = EncoderError("the item's feature was released before its embeddings were needed", **self.owner)
         # Read once: a request may be aborted, and its features released, while a call runs.
@@ -108,28 +110,48 @@ class EncoderCalls:
             encoded = self._call(modality, items)
         except torch.OutOfMemoryError as error:
             outcome, failure = OUT_OF_MEMORY, self.failure("the encoder failed: out of device memory", error)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            outcome, failure = FAILED, self.failure(f"the encoder failed: {type(error).__name__}: {error}", error)
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            outcome, failure = FAILED, self.failure(f"the encoder failed: {words(error)}", error)
         try:
             outcome = self.agree(outcome)
-        except Exception as error:
-            return [
-                self.failure(f"the encoder failed: the ranks could not agree: {type(error).__name__}", error)
-            ] * len(items)
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            fault = self.failure(f"the encoder failed: the ranks could not agree: {words(error)}", error)
+            return [fault] * len(items)
         if outcome == OK:
             return list(encoded)
+        if failure is None:
+            failure = self.failure("the encoder failed: another rank could not encode the items", None)
         if len(items) == 1:
-            return [
-                failure
-                if failure is not None
-                else self.failure("the encoder failed: another rank could not encode the item", None)
-            ]
+            return [failure]
+        refused = text_of(failure)
         del failure, encoded  # what they keep alive may be the memory that was missing
         step = len(items) // 2 if outcome == OUT_OF_MEMORY else 1
         results: list[Encoded | MMPluginError] = []
         for start in range(0, len(items), step):
             results += self._attempt(modality, items[start : start + step])
+        if outcome == FAILED and not any(isinstance(result, MMPluginError) for result in results):
+            return self._disagreed(modality, results, refused)
         return results
+
+    def _disagreed(
+        self, modality: Modality, results: list[Encoded | MMPluginError], refused: str
+    ) -> list[Encoded | MMPluginError]:
+        """What becomes of items that the encoder refused together and encoded one by one: which is right, nobody knows."""
+        what = (
+            f"the encoder refused {len(results)} {modality.argument} together that it encoded one by one: {refused}; "
+            "encode a batch as its items"
+        )
+        plugin = self.owner.get("plugin") or "the encoder"
+        if self.observers is not None:
+            self.observers.emit(
+                BatchRefused(plugin=plugin, call=modality.name.lower(), num_items=len(results), error=refused)
+            )
+        logger.warning("mm-plugin: %s: %s", plugin, what)
+        return [EncoderError(what, **self.owner)] * len(results) if self._strict else results
 
     def _call(self, modality: Modality, items: Sequence[MultimodalDataItem]) -> list[Encoded]:
         began = time.perf_counter()
@@ -174,9 +196,8 @@ class EncoderCalls:
         """
         if error is not None:
             logger.debug("mm-plugin: encoder failed", exc_info=error)
-            traceback.clear_frames(error.__traceback__)
-            error.__traceback__ = error.__context__ = error.__cause__ = None
-        if isinstance(error, MMPluginError) and isinstance(getattr(error, "message", None), str):
+            let_go(error)
+        if isinstance(error, MMPluginError) and is_readable(error):
             return error
         failure = EncoderError(what, **self.owner)
         failure.__cause__ = error

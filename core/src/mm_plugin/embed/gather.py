@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mm_plugin.cache.keys import embedding_key, encoder_key
+from mm_plugin.embed.admission import item_fault
 from mm_plugin.encoder.results import given_embeddings
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.inputs.request_media import RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem, item_key
@@ -45,7 +47,11 @@ class StepEmbeddings:
         self.plan, self.calls, self._cache = plan, calls, cache
         self.requests = [request for request, extend in enumerate(batch.extend_seq_lens) if extend]
         self._media = batch.mm_inputs
-        self._items = [() if inputs is None else tuple(inputs.mm_items) for inputs in batch.inputs()]
+        self._items = [
+            () if inputs is None or request in plan.faults else tuple(inputs.mm_items)
+            for request, inputs in enumerate(batch.inputs())
+        ]
+        self._held: dict[int, Mapping[bytes, object]] = {}
         self._encoder_key = encoder_key(version, str(calls.dtype))
         self._layers: int | None = None
         self._pinned: list[bytes] = []
@@ -55,15 +61,13 @@ class StepEmbeddings:
     def gather(self) -> None:
         """Embeddings for every item that meets the step; for those that are found nowhere, one encoder call per modality."""
         misses: dict[Modality, dict[bytes, list[Place]]] = {}
-        held: dict[bytes, Encoded] = {}
-        for media in self._request_media():
-            held |= media.held_embeddings
-        for key, places in self._wanted().items():
+        for key, wanting in self._wanted().items():
+            places = [place for place in wanting if not self._take_held(place, key)]
+            if not places:
+                continue
             if self._cache is not None and len(places) > 1:
                 self._cache.joined(len(places) - 1)
-            known = held.get(key)
-            if known is None or not self._fits(known):
-                known = self._cached(key, self._item(places[0]).num_tokens)
+            known = self._lent(key, places[0]) or self._cached(key, self._item(places[0]).num_tokens)
             if known is not None and self._same_layers(known):
                 self.found.update(dict.fromkeys(places, known))
             else:
@@ -87,11 +91,8 @@ class StepEmbeddings:
             item = self._item(place)
             if item.precomputed_embeddings is not None:
                 self._take_given(place, item)
-            elif item.pad_values is None:
-                self.failed[place] = UsageError(
-                    f"mm_items[{place[1]}]: no identity is set; call set_identity or set_hash first",
-                    argument="identity",
-                )
+            elif (fault := item_fault(item)) is not None:
+                self.failed[place] = UsageError(f"mm_items[{place[1]}]: {fault.message}", argument=fault.argument)
             else:
                 wanted.setdefault(self._key(item), []).append(place)
         return wanted
@@ -104,18 +105,35 @@ class StepEmbeddings:
             )
         except MMPluginError as error:
             self.failed[place] = error
-        except Exception as error:
-            failure = UsageError(
-                f"precomputed_embeddings: expected an array or tensor, got what raises {type(error).__name__}",
-                argument="precomputed_embeddings",
-            )
-            failure.__cause__ = error
-            self.failed[place] = failure
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            what = f"precomputed_embeddings: expected an array or tensor, got what raises {words(error)}"
+            self.failed[place] = UsageError(what, argument="precomputed_embeddings")
 
-    def _fits(self, held: Encoded) -> bool:
-        """Whether held embeddings fit this step's text embeddings; a step of another model may have left them."""
-        embeddings = held.embeddings
-        return bool(embeddings.shape[1] == self.calls.hidden and embeddings.device == self.calls.device)
+    def _take_held(self, place: Place, key: bytes) -> bool:
+        """Use what the item's own request holds, whatever others hold."""
+        known = self._holding(place[0], key, self._item(place).num_tokens)
+        if known is not None:
+            self.found[place] = known
+        return known is not None
+
+    def _lent(self, key: bytes, place: Place) -> Encoded | None:
+        """What another request of the step holds of the same item."""
+        count = self._item(place).num_tokens
+        return next(filter(None, (self._holding(request, key, count) for request in range(len(self._media)))), None)
+
+    def _holding(self, request: int, key: bytes, num_tokens: int) -> Encoded | None:
+        """What a request holds, if it fits: a step of another model may have left it, or a server anything else."""
+        media, calls = self._media[request], self.calls
+        if not isinstance(media, RequestMedia):
+            return None
+        if request not in self._held:
+            self._held[request] = media.held_embeddings
+        known = self._held[request].get(key)
+        if not isinstance(known, Encoded) or not known.fits(num_tokens, calls.hidden, calls.dtype, calls.device):
+            return None
+        return known if self._same_layers(known) else None
 
     def _cached(self, key: bytes, num_tokens: int) -> Encoded | None:
         if self._cache is None:
@@ -139,7 +157,7 @@ class StepEmbeddings:
         self._pinned.clear()
 
     def _encode(self, modality: Modality, wanted: Mapping[bytes, Sequence[Place]]) -> None:
-        items = [self._snapshot(places) for places in wanted.values()]
+        wanted, items = self._snapshots(wanted)
         for (key, places), result in zip(wanted.items(), self.calls.encode(modality, items), strict=True):
             if not isinstance(result, Encoded):
                 self.failed.update(dict.fromkeys(places, result))
@@ -152,6 +170,20 @@ class StepEmbeddings:
                 self.found.update(dict.fromkeys(places, result))
                 if self._cache is not None and self._cache.put(key, result):
                     self._pin(key)
+
+    def _snapshots(
+        self, wanted: Mapping[bytes, Sequence[Place]]
+    ) -> tuple[Mapping[bytes, Sequence[Place]], list[MultimodalDataItem]]:
+        """Copies of the items, and what is wanted without those of which there can be no copy."""
+        good: dict[bytes, Sequence[Place]] = {}
+        items: list[MultimodalDataItem] = []
+        for key, places in wanted.items():
+            try:
+                items.append(self._snapshot(places))
+                good[key] = places
+            except UsageError as error:
+                self.failed.update(dict.fromkeys(places, error))
+        return good, items
 
     def _snapshot(self, places: Sequence[Place]) -> MultimodalDataItem:
         """A copy of an item for the encoder, from a request that still has its feature; an abort cannot take it away."""

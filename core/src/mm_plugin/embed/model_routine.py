@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from mm_plugin.embed.calls import FAILED, OK, EncoderCalls
 from mm_plugin.embed.rows import RoutineOutput
 from mm_plugin.errors import EncoderError, MMPluginError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.inputs.encoded import Encoded
 
 if TYPE_CHECKING:
@@ -82,17 +82,19 @@ class ModelRoutine:
         outcome, failure, result = OK, None, None
         try:
             result = self._call(places, self._embed(self._input_ids) if text_embeds is None else text_embeds)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             outcome, failure = (
                 FAILED,
-                self._calls.failure(f"the embed routine failed: {type(error).__name__}: {error}", error),
+                self._calls.failure(f"the embed routine failed: {words(error)}", error),
             )
         try:
             outcome = self._calls.agree(outcome)
-        except Exception as error:
-            return self._calls.failure(
-                f"the embed routine failed: the ranks could not agree: {type(error).__name__}", error
-            )
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return self._calls.failure(f"the embed routine failed: the ranks could not agree: {words(error)}", error)
         if outcome != OK or result is None:
             return failure or self._calls.failure(
                 "the embed routine failed: another rank could not embed the step", None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
+from mm_plugin.embed.admission import request_fault
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs.batch import ForwardBatch
 from mm_plugin.inputs.processed import MultimodalInputs
@@ -54,6 +55,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         text_runs: half-open intervals of the flat output that are text.
         pieces: what is written of items, in output order.
         unfinished: items that began before the end of this step and whose last row is after it.
+        faults: by request, what is wrong with its inputs; its tokens are text to the plan, and its rows are zeros.
 
     Example:
         >>> import numpy as np
@@ -71,6 +73,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     text_runs: tuple[tuple[int, int], ...]
     pieces: tuple[Piece, ...]
     unfinished: frozenset[Place]
+    faults: Mapping[int, UsageError] = msgspec.field(default_factory=dict)
 
     def only(self, places: Collection[Place]) -> StepPlan:
         """The plan in which other items than these are text."""
@@ -81,17 +84,23 @@ class StepPlan(msgspec.Struct, frozen=True):
 def plan_step(batch: ForwardBatch) -> StepPlan:
     """Intersect every span of every item with its request's chunk.
 
+    Inputs come from another process. A request whose spans overlap, or are not spans, is in `StepPlan.faults`; the others go on.
+
     Raises:
-        UsageError: the batch's lists do not fit together, or spans of a request overlap.
+        UsageError: the batch's lists do not fit together.
     """
     check_batch(batch)
     pieces: list[Piece] = []
     unfinished: set[Place] = set()
+    faults: dict[int, UsageError] = {}
     flat = 0
     for request, (inputs, prefix, extend) in enumerate(
         zip(batch.inputs(), batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)
     ):
-        if inputs is not None:
+        fault = None if inputs is None else request_fault(inputs)
+        if fault is not None:
+            faults[request] = fault
+        elif inputs is not None:
             pieces += _pieces(request, inputs, prefix, prefix + extend, flat)
             unfinished |= {
                 (request, index)
@@ -99,7 +108,7 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
                 if item.offsets and item.offsets[0][0] < prefix + extend <= item.offsets[-1][1]
             }
         flat += extend
-    return StepPlan(flat, tuple(_between(pieces, flat)), tuple(pieces), frozenset(unfinished))
+    return StepPlan(flat, tuple(_between(pieces, flat)), tuple(pieces), frozenset(unfinished), faults)
 
 
 def _pieces(request: int, inputs: MultimodalInputs, prefix: int, end: int, flat: int) -> list[Piece]:
@@ -113,16 +122,9 @@ def _pieces(request: int, inputs: MultimodalInputs, prefix: int, end: int, flat:
                 spans.append((first, stop, index, row + first - start))
             row += last + 1 - start
     pieces = []
-    cursor = prefix
     for first, stop, index, row in sorted(spans):
-        if first < cursor:
-            raise UsageError(
-                f"batch: request {request}: expected disjoint spans, got one of mm_items[{index}] at {first} that overlaps another",
-                argument="batch",
-            )
         modality = inputs.mm_items[index].modality
         pieces.append(Piece(request, index, row, row + stop - first, flat + first - prefix, modality))
-        cursor = stop
     return pieces
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mm_plugin.embed.admission import is_ids
 from mm_plugin.embed.gather import StepEmbeddings
 from mm_plugin.embed.plan import StepPlan, plan_step
 from mm_plugin.embed.rows import (
@@ -14,6 +15,7 @@ from mm_plugin.embed.rows import (
     all_finite,
     deepstack_rows,
     replace_rows,
+    zero_requests,
     zero_rows,
 )
 from mm_plugin.embed.text import embed_text, model_ids
@@ -43,6 +45,7 @@ def embed_mm_inputs(
     check_finite: bool = False,
     staging: StagingBuffer | None = None,
     observers: Observers | None = None,
+    strict: bool | None = None,
 ) -> EmbedOutput:
     """The embeddings of one step: text looked up, media encoded once and written by intervals.
 
@@ -64,6 +67,8 @@ def embed_mm_inputs(
         check_finite: add a flag to the output that says, on the device, whether all embeddings of items are finite.
         staging: brings features to the encoder's device; the bound encoder's own where None.
         observers: hear of every encoder call; the bound encoder's own where None.
+        strict: items that the encoder refuses together and encodes one by one have failed; as the bound encoder's registry
+            says (`Settings.strict`) where None.
 
     Raises:
         UsageError: ids, batch and embedding do not fit together. No fault of an item, an encoder or a routine raises here; it is in
@@ -109,6 +114,7 @@ def embed_mm_inputs(
             agree=agree,
             staging=staging if staging is not None or bound is None else bound.staging,
             observers=observers if observers is not None or bound is None else bound.observers,
+            strict=strict if strict is not None else bound is not None and bound.is_strict,
         )
         step = StepEmbeddings(plan, batch, calls, "" if bound is None else bound.version, cache)
         try:
@@ -119,6 +125,7 @@ def embed_mm_inputs(
                 made = RoutineOutput(embeds)
             else:
                 made = _run_routine(own, step, text, embeds, input_embedding)
+            zero_requests(made.input_embeds, plan, batch)
             return _output(step, made, check_finite=check_finite)
         finally:
             step.release()
@@ -168,6 +175,7 @@ def _run_routine(
 def _output(step: StepEmbeddings, made: RoutineOutput, *, check_finite: bool) -> EmbedOutput:
     plan, observers, device = step.plan, step.calls.observers, made.input_embeds.device
     failed = [FailedItem(*place, error) for place, error in sorted(step.failed.items())]
+    failed += [FailedItem(request, None, error) for request, error in plan.faults.items()]
     without = sorted(made.failed.keys() - {entry.request for entry in failed})
     failed += [FailedItem(request, None, made.failed[request]) for request in without]
     if observers is not None:
@@ -255,7 +263,7 @@ def _token_modalities(batch: ForwardBatch) -> torch.Tensor:
     for inputs, prefix, extend in zip(batch.inputs(), batch.extend_prefix_lens, batch.extend_seq_lens, strict=True):
         part = np.zeros(extend, dtype=np.int64)
         if inputs is not None:
-            known = inputs.token_modalities[prefix : prefix + extend]
+            known = inputs.token_modalities[prefix : prefix + extend] if is_ids(inputs.token_modalities) else part
             part[: len(known)] = known
         parts.append(part)
     return torch.from_numpy(np.concatenate(parts))

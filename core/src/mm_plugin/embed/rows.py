@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,14 +16,16 @@ from mm_plugin.inputs.encoded import Encoded
 if TYPE_CHECKING:
     import torch
 
+    from mm_plugin.inputs.batch import ForwardBatch
+
 
 class FailedItem(msgspec.Struct, frozen=True, eq=False):
     """An item that could not be embedded: its rows are zeros, and its request should be aborted.
 
     Attributes:
         request: index of the request in the batch.
-        item: index of the item in the request; None for a request without items in the step, which only fails where the model's
-            own embed routine does.
+        item: index of the item in the request; None for a request that fails as a whole: its ids or spans cannot be used, or the
+            model's own embed routine fails on it although it has no items in the step.
         error: what went wrong.
     """
 
@@ -100,6 +103,20 @@ def zero_rows(out: torch.Tensor, pieces: Iterable[Piece]) -> None:
     """
     for piece in pieces:
         out[piece.out_start : piece.out_end].zero_()
+
+
+def zero_requests(out: torch.Tensor, plan: StepPlan, batch: ForwardBatch) -> None:
+    """Write zeros over the rows of requests whose inputs are not what a step can rely on.
+
+    Args:
+        out: [total, hidden], changed in place.
+        plan: what the step writes.
+        batch: what is extended.
+    """
+    if plan.faults:
+        ends = [0, *accumulate(batch.extend_seq_lens)]
+        for request in plan.faults:
+            out[ends[request] : ends[request + 1]].zero_()
 
 
 def deepstack_rows(plan: StepPlan, found: Mapping[Place, Encoded], device: Any) -> tuple[Any, Any] | None:

@@ -31,6 +31,7 @@ class _Binding(msgspec.Struct, frozen=True, eq=False):
     observers: Any = None
     embed: Any = None
     staging: Any = None
+    strict: bool = False
 
 
 class Encoder(ABC):
@@ -82,6 +83,7 @@ class Encoder(ABC):
         owner: Mapping[str, str | None],
         observers: Observers | None = None,
         embed: EmbedRoutine | None = None,
+        strict: bool = False,
     ) -> None:
         """Set what the registry knows of the encoder: its weights' version, its place, whose it is.
 
@@ -91,9 +93,10 @@ class Encoder(ABC):
             owner: plugin, distribution and version, for errors.
             observers: hear of every encoder call.
             embed: the function that `ModelSpec.embed` names, loaded; None where the spec names none.
+            strict: items that it refuses together and encodes one by one have failed.
         """
         self.version, self.device = version, device
-        self._binding = _Binding(owner, observers, embed, _staging_for(device))
+        self._binding = _Binding(owner, observers, embed, _staging_for(device), strict)
 
     @property
     @final
@@ -112,6 +115,12 @@ class Encoder(ABC):
     def embed_routine(self) -> EmbedRoutine | None:
         """The model's own way to embed; None where embeddings replace the rows of placeholders."""
         return self._binding.embed  # type: ignore[no-any-return]
+
+    @property
+    @final
+    def is_strict(self) -> bool:
+        """Whether items have failed that it refuses together and encodes one by one."""
+        return self._binding.strict
 
     @property
     @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mm_plugin.arrays import is_dense, is_floating
 from mm_plugin.encoder.base import own_storage
 from mm_plugin.errors import EncoderError, UsageError
 from mm_plugin.inputs.encoded import Encoded
@@ -60,6 +61,7 @@ def _checked(
 
     def refuse(part: str, wanted: str, found: Any) -> EncoderError:
         got = f"{list(found.shape)} {found.dtype}" if isinstance(found, torch.Tensor) else type(found).__name__
+        got += "" if is_dense(found) or not isinstance(found, torch.Tensor) else ", which is not dense"
         return EncoderError(f"{what}: expected {part} {wanted} from the encoder, got {got}", **owner)
 
     encoded = entry if isinstance(entry, Encoded) else Encoded(entry)
@@ -68,11 +70,16 @@ def _checked(
     if not _is_floating(embeddings) or tuple(embeddings.shape) != expected:
         raise refuse("embeddings", f"[{count}, {hidden}] floating point", embeddings)
     if deepstack is not None:
-        if not isinstance(deepstack, torch.Tensor) or tuple(deepstack.shape[1:]) != expected:
-            raise refuse("deepstack", f"[n_layers, {count}, {hidden}]", deepstack)
+        if not _is_floating(deepstack) or tuple(deepstack.shape[1:]) != expected:
+            raise refuse("deepstack", f"[n_layers, {count}, {hidden}] floating point", deepstack)
         deepstack = own_storage(deepstack, device, dtype)
     if kept is not None:
-        if not isinstance(kept, torch.Tensor) or kept.dtype != torch.int64 or tuple(kept.shape) != expected[:1]:
+        if (
+            not isinstance(kept, torch.Tensor)
+            or not is_dense(kept)
+            or kept.dtype != torch.int64
+            or tuple(kept.shape) != expected[:1]
+        ):
             raise refuse("kept", f"[{count}] int64", kept)
         kept = own_storage(kept, device, kept.dtype)
     return Encoded(own_storage(embeddings, device, dtype), deepstack, kept)
@@ -98,13 +105,15 @@ def given_embeddings(
     Raises:
         UsageError: they do not fit the item's span.
     """
-    embeddings = as_tensor(item.precomputed_embeddings)
-    if not _is_floating(embeddings) or tuple(embeddings.shape) != (item.num_tokens, hidden):
+    given = item.precomputed_embeddings
+    # Counted first: a view may stand for more rows than there is memory.
+    if not is_dense(given) or not is_floating(given) or tuple(given.shape) != (item.num_tokens, hidden):
+        got = f"{list(given.shape)} {given.dtype}" if is_dense(given) else f"a {type(given).__name__} that is not dense"
         raise UsageError(
-            f"precomputed_embeddings: expected [{item.num_tokens}, {hidden}] floating point for the item's span, got "
-            f"{list(embeddings.shape)} {embeddings.dtype}",
+            f"precomputed_embeddings: expected [{item.num_tokens}, {hidden}] floating point for the item's span, got {got}",
             argument="precomputed_embeddings",
         )
+    embeddings = as_tensor(given)
     sent = embeddings if send is None else send(embeddings)
     return Encoded(sent.to(device=device, dtype=dtype))
 
@@ -118,4 +127,4 @@ def as_tensor(value: Any) -> torch.Tensor:
 def _is_floating(value: Any) -> bool:
     import torch
 
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    return isinstance(value, torch.Tensor) and is_dense(value) and value.is_floating_point()

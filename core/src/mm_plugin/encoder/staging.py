@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from mm_plugin.forking import new_lock
 
 DEFAULT_BYTES = 64 * 1024 * 1024
 
@@ -48,7 +49,7 @@ class StagingBuffer:
         self._event = event or torch.cuda.Event
         self._halves: list[tuple[torch.Tensor, Any]] = []
         self._turn = 0
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def send(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors on the device, of the same dtypes and shapes.

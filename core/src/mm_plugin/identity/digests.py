@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -15,6 +14,8 @@ from blake3 import blake3
 
 from mm_plugin.arrays import torch_of_tensors
 from mm_plugin.errors import PluginError
+from mm_plugin.foreign import is_interruption, words
+from mm_plugin.forking import new_lock
 
 logger = logging.getLogger("mm_plugin")
 
@@ -49,7 +50,7 @@ class Digests:
         self._functions = dict(functions or {})
         self._checked: set[str] = set()
         self._copied: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def copied(self) -> frozenset[str]:
@@ -101,8 +102,10 @@ def _asked(function: DigestFunction, tensors: Sequence[Any], device: Any) -> lis
     """A plugin's digests, checked for their number and type."""
     try:
         answers = list(function(tensors))
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"the digest for {device.type} failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise PluginError(f"the digest for {device.type} failed: {words(error)}") from error
     if len(answers) != len(tensors) or not all(isinstance(found, bytes) and len(found) == 32 for found in answers):
         raise PluginError(
             f"the digest for {device.type} must return 32 bytes for each of {len(tensors)} tensors, got {len(answers)} values"

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from mm_plugin.arrays import is_dense, is_tensor
+
 
 class Encoded(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """What an encoder returns for one item. An encoder that has embeddings alone may return the tensor itself.
@@ -28,6 +30,28 @@ class Encoded(msgspec.Struct, frozen=True, eq=False, weakref=True):
     embeddings: Any
     deepstack: Any = None
     kept: Any = None
+
+    def fits(self, num_tokens: int, hidden: int, dtype: Any, device: Any) -> bool:
+        """Whether every part is what a step of this width, dtype and device writes for so many tokens.
+
+        Args:
+            num_tokens: embeddings of the item.
+            hidden: width.
+            dtype: torch dtype.
+            device: torch device.
+        """
+        for part, leading in ((self.embeddings, 0), (self.deepstack, 1)):
+            if part is None and leading:
+                continue
+            if not is_dense(part) or not is_tensor(part) or part.ndim != 2 + leading:
+                return False
+            if (*part.shape[leading:], part.dtype, part.device) != (num_tokens, hidden, dtype, device):
+                return False
+        kept = self.kept
+        if kept is None:
+            return True
+        good = is_dense(kept) and is_tensor(kept) and str(kept.dtype) == "torch.int64"
+        return bool(good and tuple(kept.shape) == (num_tokens,) and kept.device == device)
 
     def rows(self, start: int, end: int) -> Encoded:
         """Rows `start:end` (half-open) of every part, as views."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
@@ -11,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mm_plugin.errors import UsageError
+from mm_plugin.forking import new_lock, new_rlock
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.inputs.processed import MultimodalInputs
 from mm_plugin.items import ITEM_KEY_BYTES, item_key
@@ -79,8 +79,8 @@ class RequestMedia:
         self._add_items(0, recipe, 0)
         self._ended = False
         self._held: dict[bytes, Encoded] = {}
-        self._order = threading.RLock()  # of the calls below; a recipe may run, or abort the request, under it
-        self._lock = threading.Lock()  # of the held embeddings, which steps read and write; never held for long
+        self._order = new_rlock()  # of the calls below; a recipe may run, or abort the request, under it
+        self._lock = new_lock()  # of the held embeddings, which steps read and write; never held for long
 
     # ---------------------------------------------------------------- what `embed` calls
 

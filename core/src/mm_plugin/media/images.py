@@ -20,6 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.arrays import is_dense, is_tensor, owned
 from mm_plugin.errors import LimitError, MediaError, MMPluginError, UsageError
+from mm_plugin.forking import new_lock
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import feature_digest, frame
 from mm_plugin.media.bmp import open_bitmap
@@ -58,7 +59,7 @@ DECODING_BYTES: Mapping[str, int] = MappingProxyType(
 _MOST_DECODING_BYTES = 25
 # Two items, even of two requests, may be one lazily opened PIL object, which is not safe to load, or to read EXIF of, from two
 # threads. PIL objects are not hashable, so they share a few locks by address.
-_LOCKS = tuple(threading.Lock() for _ in range(64))
+_LOCKS = tuple(new_lock() for _ in range(64))
 
 
 def _lock_of(image: Image.Image) -> threading.Lock:

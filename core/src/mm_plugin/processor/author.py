@@ -21,7 +21,10 @@ from mm_plugin.errors import (
     SizeError,
     UnattributedError,
     UsageError,
+    is_readable,
 )
+from mm_plugin.executors import executor_fault
+from mm_plugin.foreign import is_interruption, is_task_cancelled, shown, words
 from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize, is_sampling
@@ -37,7 +40,6 @@ from mm_plugin.processor.mixins import (
     required_mixins,
 )
 from mm_plugin.processor.notes import NotedFields
-from mm_plugin.processor.parallel import executor_fault
 from mm_plugin.sentinels import MM_PAD_SHIFT_VALUE
 
 if TYPE_CHECKING:
@@ -79,15 +81,19 @@ class Author:
         """Call an author's method: what is wrong with the media input is the request's fault, everything else the plugin's."""
         try:
             return function()
-        except (RequestError, PluginError, MemoryError):
+        except MemoryError:
             raise
+        except (RequestError, PluginError) as error:
+            if is_readable(error):
+                raise
+            raise self.fault(f"{self.name}.{method} failed: {words(error)}") from error
         except SizeError as error:
             raise MediaError(f"{path or 'media'}: {error.message}", path=path, reason="size") from error
-        except (Exception, SystemExit, asyncio.CancelledError, GeneratorExit) as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             where = f" on {path}" if path else ""
-            raise self.fault(
-                f"{self.name}.{method} failed{where}: {type(error).__name__}: {error}{in_words(error)}"
-            ) from error
+            raise self.fault(f"{self.name}.{method} failed{where}: {words(error)}{in_words(error)}") from error
 
     @contextlib.contextmanager
     def identified(self, what: str) -> Iterator[None]:
@@ -118,7 +124,7 @@ class Author:
         rate = self.call("sampling_rate", lambda: model.sampling_rate(options))
         if type(rate) is not int or not 1 <= rate <= _MAX_RATE:
             raise self.fault(
-                f"{self.name}.sampling_rate must return samples per second from 1 to {_MAX_RATE}, got {rate!r}"
+                f"{self.name}.sampling_rate must return samples per second from 1 to {_MAX_RATE}, got {shown(rate)}"
             )
         return rate
 
@@ -244,7 +250,7 @@ def translate_errors(author: Author, check_open: Callable[[], None]) -> Iterator
     try:
         yield
     except (CancelledError, asyncio.CancelledError) as error:
-        if _task_is_cancelled():
+        if is_task_cancelled():
             raise
         check_open()
         raise executor_fault(error) from error
@@ -254,19 +260,14 @@ def translate_errors(author: Author, check_open: Callable[[], None]) -> Iterator
         raise
     except UnattributedError as error:
         raise author.fault(f"{author.spec.name}: {error.message}") from error
-    except MMPluginError:
-        raise
+    except MMPluginError as error:
+        if is_readable(error):
+            raise
+        raise author.fault(f"{author.spec.name}: {words(error)}") from error
     except MemoryError as error:
         raise LimitError("the request needs more memory than there is", setting="memory") from error
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, GeneratorExit) or is_interruption(error):  # a coroutine is closed by GeneratorExit
+            raise
         check_open()
-        raise author.fault(f"{author.spec.name}: {type(error).__name__}: {error}") from error
-
-
-def _task_is_cancelled() -> bool:
-    """Whether somebody cancelled the task that runs, rather than the work that it waits for."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop
-        return False
-    return task is not None and task.cancelling() > 0
+        raise author.fault(f"{author.spec.name}: {words(error)}") from error

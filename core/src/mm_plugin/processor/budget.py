@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from mm_plugin.arrays import is_dense, num_bytes
 from mm_plugin.errors import LimitError, MediaError, RequestError
+from mm_plugin.forking import new_lock
 from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import AudioSource
@@ -137,7 +137,7 @@ class Intake:
     def __init__(self, settings: Settings, audios: int = 0) -> None:
         self._settings = settings
         self._is_long = audios * settings.max_audio_seconds > settings.max_request_audio_seconds
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._bytes, self._seconds = 0, 0.0
 
     def add_bytes(self, path: str, count: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 
 import msgspec
 
 from mm_plugin.errors import DeadlineError
+from mm_plugin.forking import new_lock
 from mm_plugin.settings import Settings
 
 _MOST_NAMED = 4  # in a message
@@ -41,7 +41,7 @@ class Deadline:
 
     def __init__(self, at: float | None = None) -> None:
         self._at = at
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._works: list[_Work] = []
 
     def remaining(self) -> float | None:

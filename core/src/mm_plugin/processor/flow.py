@@ -25,7 +25,7 @@ from mm_plugin.processor.commands import Call, Each
 from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.fetching import fetch_async, fetch_item
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import FirstError, executor_fault, run_each
+from mm_plugin.processor.parallel import FirstError, run_each
 from mm_plugin.processor.request import PreparedRequest, ReadItem, ReadRequest
 from mm_plugin.processor.stages.finish import finish
 from mm_plugin.processor.stages.measure import measure
@@ -184,10 +184,7 @@ async def run_async(flow: Flow, executor: Executor, settings: Settings, deadline
 
 
 def _submit(executor: Executor, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-    try:
-        return asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
-    except RuntimeError as error:
-        raise executor_fault(error) from error
+    return asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
 
 async def _each_async(command: Each, executor: Executor, settings: Settings, deadline: Deadline) -> list[Any]:

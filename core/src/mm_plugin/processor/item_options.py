@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mm_plugin.errors import MMPluginError, ProcessorError, RequestError, UsageError
+from mm_plugin.errors import MMPluginError, ProcessorError, RequestError, UsageError, is_readable
+from mm_plugin.foreign import is_interruption, text_of, words
 from mm_plugin.items import Modality
 from mm_plugin.media.with_options import WithOptions
 from mm_plugin.processor.options import DETAIL, DETAILS, BaseOptions, OptionScope, plain
@@ -74,14 +75,12 @@ class ItemOptions:
         try:
             own = dict(self._declared.for_item(values, modality, options))
             return msgspec.convert(msgspec.structs.asdict(options) | own, self._declared, strict=True)
-        except MMPluginError:
-            raise
         except ValueError as error:  # msgspec's are too
-            raise RequestError(f"{where}: {error}", path=where) from error
-        except Exception as error:
-            raise ProcessorError(
-                f"{self._author}.Options.for_item failed: {type(error).__name__}: {error}", **self._owner
-            ) from error
+            raise RequestError(f"{where}: {text_of(error)}", path=where) from error
+        except BaseException as error:
+            if is_interruption(error) or (isinstance(error, MMPluginError) and is_readable(error)):
+                raise
+            raise ProcessorError(f"{self._author}.Options.for_item failed: {words(error)}", **self._owner) from error
 
     def check_sampling(self, media: WithOptions, modality: Modality, path: str) -> None:
         """Refuse options that choose frames for a video whose frames were chosen before it came.

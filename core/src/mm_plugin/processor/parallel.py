@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
 from mm_plugin.errors import MMPluginError, UsageError
+from mm_plugin.executors import executor_fault
+from mm_plugin.foreign import contain, is_interruption
+from mm_plugin.forking import new_lock
 
 _PLACE = re.compile(r"\b(?:images|videos|audios)\[\d+\]")
 
@@ -29,10 +31,7 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
     found: list[Any] = [None] * len(items)
     mine = set()
     try:
-        try:
-            futures += [executor.submit(function, item) for item in items]
-        except RuntimeError as error:
-            raise executor_fault(error) from error
+        futures += [executor.submit(function, item) for item in items]
         for index in reversed(range(len(items))):
             if futures[index].cancel():
                 mine.add(index)
@@ -55,8 +54,10 @@ def run_each(executor: Executor, function: Callable[[Any], Any], items: Sequence
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
-        return function(item)
+        return contain(function, item)
     except Exception as error:
+        if is_interruption(error):
+            raise
         return error
 
 
@@ -68,7 +69,7 @@ class FirstError:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._index: int | None = None
         self._error: Exception | None = None
 
@@ -82,8 +83,10 @@ class FirstError:
         if self.is_after(index):
             return None
         try:
-            return work()
+            return contain(work)
         except Exception as error:
+            if is_interruption(error):
+                raise
             self.record(index, error)
             return None
 
@@ -106,14 +109,6 @@ class FirstError:
         """Whether an item before this one has failed."""
         with self._lock:
             return self._index is not None and index > self._index
-
-
-def executor_fault(error: BaseException) -> UsageError:
-    """The server's error for an executor that takes no work, or dropped what it had taken."""
-    why = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return UsageError(
-        f"executor: it was shut down, or takes no work ({why}); keep it until the end", argument="executor"
-    )
 
 
 def first_error(found: Sequence[Any]) -> Exception | None:

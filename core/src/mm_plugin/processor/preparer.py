@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import msgspec
 
 from mm_plugin.errors import PluginError, UsageError
+from mm_plugin.events import BatchRefused
+from mm_plugin.foreign import text_of
 from mm_plugin.identity.framing import feature_digest, feature_digests
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.items import MultimodalInputFormat, join_notes
@@ -20,6 +23,8 @@ from mm_plugin.processor.mixins import PreparesBatches
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import run_each
 from mm_plugin.tasks import JointTask, ModelRef, Prepared, PrepareTask
+
+logger = logging.getLogger("mm_plugin")
 
 
 class ThreadPreparer:
@@ -92,11 +97,22 @@ class ThreadPreparer:
             alone: Any = run_each(
                 executor, lambda pair: self._prepared(pair[0], pair[1], began), list(zip(tasks, decoded, strict=True))
             )
-            if isinstance(batch, PluginError) and not any(isinstance(one, Exception) for one in alone):
-                return [batch] * len(tasks)  # the fault of `prepare_batch` itself
-            return list(alone)
+            if isinstance(batch, MemoryError) or any(isinstance(one, Exception) for one in alone):
+                return list(alone)
+            return self._disagreed(batch, alone)
         finally:
             batch = alone = None  # as in `run_each`
+
+    def _disagreed(self, refused: Exception, alone: list[Any]) -> list[Any]:
+        """What becomes of media inputs that `prepare_batch` refused together and `prepare` took one by one."""
+        if isinstance(refused, PluginError):
+            return [refused] * len(alone)  # the fault of `prepare_batch` itself
+        runtime, author = self._model.runtime, self._model.author
+        name, why = self._model.spec.name, text_of(refused)
+        what = f"{author.name}.prepare_batch refused {len(alone)} media inputs together that prepare took one by one: {why}"
+        runtime.observers.emit(BatchRefused(plugin=name, call="prepare_batch", num_items=len(alone), error=why))
+        logger.warning("mm-plugin: %s: %s", name, what)
+        return [author.fault(what)] * len(alone) if runtime.settings.strict else alone
 
     def _from_one_call(self, tasks: Sequence[PrepareTask], decoded: Sequence[Any], began: float) -> list[Prepared]:
         author = self._model.author

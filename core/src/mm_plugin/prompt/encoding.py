@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mm_plugin.forking import new_lock
 from mm_plugin.prompt.masking import SEGMENT_BREAK
 from mm_plugin.prompt.protected import ProtectedTokens
 
@@ -46,7 +46,7 @@ class RunEncoder:
     def __init__(self, tokenizer: Any, protected: ProtectedTokens) -> None:
         self._tokenizer, self._protected = tokenizer, protected
         self._text_tokenizer: Any = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def encode(self, text: str, *, reveal: Callable[[str], str] = str) -> np.ndarray:
         """Token ids of the text; empty where the tokenizer has no fast backend.

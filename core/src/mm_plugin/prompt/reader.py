@@ -10,6 +10,7 @@ import numpy as np
 
 from mm_plugin.arrays import as_ids
 from mm_plugin.errors import RequestError, UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.prompt.affixes import PlaceholderAffixes
@@ -164,10 +165,12 @@ class PromptReader:
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             # The template is the checkpoint's, the messages are the client's; a template rejects messages by raising.
             raise RequestError(
-                f"messages: the chat template rejected them ({type(error).__name__}: {error})", path="messages"
+                f"messages: the chat template rejected them ({words(error)})", path="messages"
             ) from error
 
     def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from mm_plugin.errors import UsageError
+from mm_plugin.forking import new_rlock
 from mm_plugin.registry.claims import CLAIM_GROUPS, PLUGINS, ClaimGroup, group_of, is_claim
 from mm_plugin.registry.distributions import Distribution, Entry, find_distributions
 from mm_plugin.registry.plugin import Plugin
@@ -46,7 +47,7 @@ class Catalog:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self.closed = threading.Event()
         self.plugins: list[Plugin] = []
         self.notices: tuple[str, ...] = ()

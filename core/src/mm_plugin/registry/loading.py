@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from mm_plugin.errors import PluginLoadError, SpecError
+from mm_plugin.foreign import class_name, is_interruption, text_of
 from mm_plugin.metadata import broken_metadata, in_words
 from mm_plugin.registry.claims import CLAIM_GROUPS, check_claims
 from mm_plugin.registry.contracts import contract_faults
-from mm_plugin.registry.plugin import Plugin, text_of, translate_errors
+from mm_plugin.registry.plugin import Plugin, translate_errors
 from mm_plugin.registry.records import Refusal
 from mm_plugin.runtime import waiting
 
@@ -93,7 +94,7 @@ def _import(catalog: Catalog, plugin: Plugin) -> bool:
         check_claims(plugin.claims, specs, services)
     except BaseException as error:
         _forget_modules(plugin, before)
-        if isinstance(error, KeyboardInterrupt):
+        if is_interruption(error):
             raise
         record_failure(catalog, plugin, stage, error, time.perf_counter() - began)
         if catalog.settings.strict:
@@ -154,8 +155,8 @@ def record_failure(catalog: Catalog, plugin: Plugin, stage: str, error: BaseExce
     facts = {
         "stage": stage,
         "code": code,
-        "error_type": None if found_by_us else type(error).__name__,
-        "error": text_of(error) + in_words(error),
+        "error_type": None if found_by_us else class_name(error),
+        "error": (text_of(error) or class_name(error)) + in_words(error),
         "where": plugin.where(error),
         "missing": missing,
         "hint": hint or f"mm-plugin doctor {plugin.name}",

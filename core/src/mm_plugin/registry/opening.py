@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mm_plugin.errors import EncoderError, MMPluginError, PluginLoadError, ProcessorError, UsageError
+from mm_plugin.foreign import is_interruption, words
 from mm_plugin.metadata import in_words
 from mm_plugin.registry.loading import load_named, load_reference
 from mm_plugin.registry.plugin import Plugin, translate_errors
@@ -52,6 +53,7 @@ def open_encoder(
     checkpoint = checkpoint.view()
     with translate_errors(plugin, EncoderError, f"the encoder of {spec.name} could not be opened"):
         encoder: Encoder = cls.load(checkpoint, device, dtype)
+        _check_values(plugin, spec, encoder)
         # An encoder that reads its weights by other means is identified by all of the checkpoint's.
         weights = checkpoint.fingerprint(checkpoint.tensors_read or None)
         encoder.bind(
@@ -60,8 +62,22 @@ def open_encoder(
             owner=plugin.owner,
             observers=runtime.observers,
             embed=embed,
+            strict=runtime.settings.strict,
         )
         return encoder
+
+
+def _check_values(plugin: Plugin, spec: ModelSpec, encoder: Encoder) -> None:
+    """Refuse an encoder with tensors on the meta device, through which a look-up would read memory that nobody wrote."""
+    from mm_plugin.encoder.loading import without_memory
+
+    left = without_memory(encoder)
+    if left:
+        raise EncoderError(
+            f"{plugin.label}: the encoder of {spec.name} has tensors without values, on the meta device: {', '.join(left[:8])}"
+            f"{', ...' if len(left) > 8 else ''}; give them in Encoder.load",
+            **plugin.owner,
+        )
 
 
 def load_declared(catalog: Catalog, name: str, field: str) -> Any:
@@ -138,10 +154,12 @@ def _imported_torch(catalog: Catalog) -> Any:
     """The module, which looks for plugins of its own when it is first imported; half of it stays imported where that fails."""
     try:
         import torch
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         notices = "".join(f"; {notice}" for notice in catalog.notices)
         raise UsageError(
-            f"torch cannot be imported: {type(error).__name__}: {error}{in_words(error)}{notices}", argument="torch"
+            f"torch cannot be imported: {words(error)}{in_words(error)}{notices}", argument="torch"
         ) from error
     return torch
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError
+from mm_plugin.errors import MMPluginError, PluginError, PluginLoadError, UsageError, is_readable
+from mm_plugin.foreign import is_interruption, text_of, words
+from mm_plugin.forking import new_rlock
 from mm_plugin.metadata import in_words
 from mm_plugin.registry.distributions import Distribution
 from mm_plugin.registry.records import OpenedModel, PluginRecord, State
@@ -44,7 +45,7 @@ class Plugin:
         self.specs: tuple[ModelSpec, ...] = ()
         self.services: Mapping[str, Mapping[str, Any]] = {}
         self.opened: dict[str, OpenedModel] = {}
-        self.importing = threading.RLock()
+        self.importing = new_rlock()
 
     @property
     def distribution(self) -> str:
@@ -135,26 +136,16 @@ def translate_errors(plugin: Plugin, kind: type[PluginError], what: str) -> Iter
     """
     try:
         yield
-    except (UsageError, PluginError):
-        raise
     except MMPluginError as error:
-        raise kind(f"{plugin.label}: {what}: {error.message}", **plugin.owner) from error
-    except (Exception, SystemExit) as error:
+        if isinstance(error, UsageError | PluginError) and is_readable(error):
+            raise
+        raise kind(f"{plugin.label}: {what}: {text_of(error)}", **plugin.owner) from error
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         where = plugin.where(error)
         place = f" [{where}]" if where else ""
         raise kind(
-            f"{plugin.label}: {what}: {type(error).__name__}: {text_of(error)}{place}{in_words(error)}",
+            f"{plugin.label}: {what}: {words(error)}{place}{in_words(error)}",
             **plugin.owner,
         ) from error
-
-
-def text_of(error: BaseException) -> str:
-    """An exception's message, or the name of its class if the message is empty or cannot be read."""
-    return _quietly(lambda: str(error), "") or type(error).__name__
-
-
-def _quietly(read: Callable[[], str], default: str) -> str:
-    try:
-        return read()
-    except Exception:
-        return default

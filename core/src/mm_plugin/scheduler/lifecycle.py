@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import msgspec
 
 from mm_plugin.arrays import num_bytes
+from mm_plugin.forking import new_lock
 from mm_plugin.inputs.processed import MultimodalInputs
 from mm_plugin.inputs.request_media import Recipe, RequestMedia, Retain, check_retain
 
@@ -62,7 +61,7 @@ class Lifecycle:
         check_retain(retain)
         self.retain: Retain = retain
         self._live: set[RequestMedia] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def admit(self, inputs: MultimodalInputs, *, recipe: Recipe | None = None) -> RequestMedia:
         """Take on the media of a request until its end; pass the result in `ForwardBatch.mm_inputs`.

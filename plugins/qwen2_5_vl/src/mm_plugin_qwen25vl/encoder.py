@@ -26,6 +26,7 @@ class Qwen25VLEncoder(PatchGridEncoder):
         tower: torch.nn.Module = Qwen2_5_VisionTransformerPretrainedModel(
             Qwen2_5_VLConfig.from_dict(config).vision_config
         )
+        del tower.rotary_pos_emb  # its frequencies are in no file, and `run_blocks` has its own
         return tower
 
     def encode_patches(self, states: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:

@@ -24,6 +24,7 @@ class Qwen2VLEncoder(PatchGridEncoder):
     def make_tower(cls, config: Mapping[str, Any]) -> torch.nn.Module:
         """See `PatchGridEncoder`."""
         tower: torch.nn.Module = Qwen2VisionTransformerPretrainedModel(Qwen2VLConfig.from_dict(config).vision_config)
+        del tower.rotary_pos_emb  # its frequencies are in no file, and `run_blocks` has its own
         return tower
 
     def encode_patches(self, states: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import queue
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import transformers
 
 from mm_plugin import Modality
+from mm_plugin.forking import new_lock
 from mm_plugin_transformers_auto.loading import Opened
 from mm_plugin_transformers_auto.traits import Kwargs
 
@@ -116,7 +116,7 @@ class _ProcessorPool:
     def __init__(self, processor: Any) -> None:
         self._original, self._made, self._most = processor, 0, max(1, min(8, os.cpu_count() or 1))
         self._free: queue.LifoQueue[Any] = queue.LifoQueue()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @contextlib.contextmanager
     def take(self) -> Iterator[Any]:

@@ -121,6 +121,18 @@ class PatchGridEncoder(Encoder, EncodesImages, EncodesVideos):
             config: the checkpoint's config.json.
         """
 
+    @classmethod
+    def computed_tensors(cls, tower: torch.nn.Module, config: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:  # noqa: ARG003
+        """The tensors that the tower computes in its constructor and no file holds, by their full names.
+
+        None here: override it where the tower has some, or let `make_tower` delete what `encode_patches` does not use.
+
+        Args:
+            tower: with its weights; these tensors are on the meta device.
+            config: the checkpoint's config.json.
+        """
+        return {}
+
     @abstractmethod
     def encode_patches(self, states: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
         """Embeddings of all items, in their order.
@@ -142,7 +154,14 @@ class PatchGridEncoder(Encoder, EncodesImages, EncodesVideos):
             UsageError: the checkpoint lacks a tensor of the tower, or has an unexpected one, or one of another shape.
         """
         config = dict(checkpoint.config)
-        tower = load_tower(lambda: cls.make_tower(config), checkpoint, cls.prefixes, device=device, dtype=dtype)
+        tower = load_tower(
+            lambda: cls.make_tower(config),
+            checkpoint,
+            cls.prefixes,
+            device=device,
+            dtype=dtype,
+            computed=lambda tower: cls.computed_tensors(tower, config),
+        )
         return cls(tower, cls.Options.from_checkpoint(checkpoint, (Modality.IMAGE,)))
 
     @final

@@ -10,6 +10,7 @@ import numpy as np
 
 from mm_plugin.arrays import frozen, is_dense, is_floating, is_masked, owned
 from mm_plugin.errors import MediaError, RequestError, UsageError
+from mm_plugin.foreign import class_name, is_interruption
 from mm_plugin.identity.framing import feature_digest
 from mm_plugin.identity.keys import item_identity
 from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
@@ -95,9 +96,11 @@ def _copied(value: Any, path: str) -> Any:
         return owned(value)
     except MemoryError:
         raise
-    except Exception as error:  # a class of tensors of the caller's own, or a device that is gone
+    except BaseException as error:  # a class of tensors of the caller's own, or a device that is gone
+        if is_interruption(error):
+            raise
         raise MediaError(
-            f"{path}: expected an array or tensor that can be copied, got a {type(value).__name__} ({type(error).__name__})",
+            f"{path}: expected an array or tensor that can be copied, got a {type(value).__name__} ({class_name(error)})",
             path=path,
             reason="fields",
         ) from error
@@ -143,9 +146,11 @@ def _as_field(value: Any, name: str, path: str) -> Any:
         if is_dense(value) and not isinstance(value, np.ndarray):
             value = value.detach().cpu().numpy()
         array = np.asarray(value)
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         raise MediaError(
-            f"{name} cannot be read as an array ({type(error).__name__})", path=path, reason="fields"
+            f"{name} cannot be read as an array ({class_name(error)})", path=path, reason="fields"
         ) from error
     if array.dtype.kind not in "biuf" or array.size > _MOST_FIELD_VALUES:
         raise MediaError(
