@@ -76,6 +76,10 @@ class AudioSource:
         """The first bytes of the encoded file; empty for given samples."""
         return (self._data or b"")[:64]
 
+    def value(self) -> bytes | AudioSamples:
+        """See `MediaSource.value`."""
+        return (self._data or b"") if self._given is None else AudioSamples(*self._given)
+
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:
