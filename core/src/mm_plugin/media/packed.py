@@ -46,6 +46,8 @@ def unpack(packed: PackedImage) -> tuple[Image.Image, int, ImageFile]:
     """
     if packed.mode not in _MODES or len(packed.data) != _num_bytes(packed):
         raise ValueError(f"{len(packed.data)} bytes are not {packed.width} x {packed.height} pixels of {packed.mode}")
+    if packed.palette is not None and packed.mode not in ("P", "PA"):
+        raise ValueError(f"a palette beside pixels of {packed.mode}")
     image = Image.frombytes(packed.mode, (packed.width, packed.height), packed.data)
     if packed.palette is not None:
         name, colors = packed.palette
@@ -71,4 +73,4 @@ def _num_bytes(packed: PackedImage) -> int:
     if packed.mode == "1":
         return (packed.width + 7) // 8 * packed.height
     mode: Any = ImageMode.getmode(packed.mode)
-    return packed.width * packed.height * len(mode.bands) * np.dtype(mode.typestr).itemsize
+    return packed.width * packed.height * len(mode.bands) * int(np.dtype(mode.typestr).itemsize)

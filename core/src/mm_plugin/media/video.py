@@ -134,7 +134,7 @@ class GivenFrames:
         frames: Any = [source.value() for source in self._sources] if self._pixels is None else self._pixels
         if self._has_rate:
             return VideoFrames(frames, fps=self._fps, sampled=self.sampled)
-        return VideoFrames(frames, timestamps=self._times, sampled=self.sampled)
+        return VideoFrames(frames, timestamps=self._times.tolist(), sampled=self.sampled)
 
     def digest(self) -> bytes:
         """What distinguishes this video from others: its frames, their times, and whether they were chosen; 32 bytes."""

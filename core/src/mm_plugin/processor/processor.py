@@ -24,7 +24,9 @@ from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.parallel import run_each
 from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
+from mm_plugin.processor.received import received
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
 from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
@@ -353,6 +355,8 @@ class Processor:
     def prepare_tasks(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
         """Prepare tasks of this model here, in threads: what a worker process calls for tasks that reached it.
 
+        Media inputs that came over `mm_plugin.wire` are opened with this process's settings.
+
         Args:
             tasks: made by a `Processor` of the same `ModelRef`.
 
@@ -364,7 +368,15 @@ class Processor:
         """
         check_tasks(self._opened.ref, tasks)
         with translate_errors(self._opened.author, self._runtime.check_open):
-            return self._threads.prepare(tasks)
+            found = run_each(self._runtime.executor, lambda task: received(self._opened, task), tasks)
+            good = [index for index, task in enumerate(found) if not isinstance(task, Exception)]
+            made = self._threads.prepare([found[index] for index in good])
+            try:
+                for index in reversed(good):
+                    found[index] = made.pop()
+                return found
+            finally:
+                del found, made  # as in `run_each`
 
     def _require_itemwise(self, what: str) -> None:
         """Refuse what only a model can answer that prepares media inputs one by one."""

@@ -24,7 +24,16 @@ from mm_plugin.items import (
     checked_spans,
 )
 from mm_plugin.media.source import MediaValue
-from mm_plugin.media.types import AudioSamples, AudioSize, PackedImage, SampledVideo, Size, VideoFrames
+from mm_plugin.media.types import (
+    AudioSamples,
+    AudioSize,
+    PackedImage,
+    SampledVideo,
+    Sampling,
+    Size,
+    VideoFrames,
+    is_sampling,
+)
 from mm_plugin.placeholders import Replacement
 from mm_plugin.tasks import JointPrepared, JointTask, ModelRef, Prepared, PrepareTask
 from mm_plugin.wire.values import StructRule
@@ -142,15 +151,22 @@ _SIZES = {Modality.IMAGE: Size, Modality.VIDEO: SampledVideo, Modality.AUDIO: Au
 
 def _plain_options(options: Any) -> Any:
     """An author's options as plain values, of which `Processor.prepare_tasks` makes them again."""
-    if isinstance(options, Mapping):
+    if isinstance(options, Mapping):  # as they came from another process
         return options
     try:
-        made = msgspec.to_builtins(options, builtin_types=(bytes,))
-        if msgspec.convert(made, type(options)) == options:
-            return made
+        made: Any = msgspec.to_builtins(options, builtin_types=(bytes,))
+        same: bool = msgspec.convert(made, type(options)) == options
     except (TypeError, ValueError):
-        pass
+        same = False
+    if same:
+        return made
     raise UsageError(f"value: options of {type(options).__name__} cannot be sent as plain values", argument="value")
+
+
+def _sampled_video(fields: dict[str, Any]) -> SampledVideo:
+    if not is_sampling(Sampling(fields["indices"], fields["timestamps"], fields["fps"], fields["notes"]), _LARGEST):
+        raise UsageError("expected ascending frames with a finite time each, and a positive fps", argument="frames")
+    return SampledVideo(**fields)
 
 
 def _task_fields(task: Any) -> dict[str, Any]:
@@ -361,6 +377,7 @@ RULES: Mapping[str, StructRule] = {
             "fps": _number,
             "notes": are_notes,
         },
+        from_fields=_sampled_video,
     ),
     "audio_size": StructRule(AudioSize, {"num_samples": _count, "sampling_rate": _count}),
     "model_ref": StructRule(
