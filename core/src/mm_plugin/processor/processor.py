@@ -177,8 +177,9 @@ class Processor:
             videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
             audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
-                aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
-                this one". A wrong count ignores all of them, a malformed one itself; each is emitted as an event.
+                aligned with the media, or one list in this order; whole numbers, in hexadecimal where they are text, or any
+                other text of up to 1,024 characters (not in scope `raw`); None for "compute this one". A wrong count ignores all
+                of them, a malformed one itself; each is emitted as an event.
             mm_hash_scope: `fingerprinted` makes an identity of the hash and of all that could change what becomes of the
                 media input; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for other media is an error as
                 long as it is remembered.

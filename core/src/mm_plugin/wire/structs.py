@@ -146,7 +146,7 @@ def _replacement(fields: dict[str, Any]) -> Replacement:
     return Replacement(**fields)
 
 
-_SIZES = {Modality.IMAGE: Size, Modality.VIDEO: SampledVideo, Modality.AUDIO: AudioSize}
+_SIZES: Mapping[Modality, type] = {Modality.IMAGE: Size, Modality.VIDEO: SampledVideo, Modality.AUDIO: AudioSize}
 
 
 def _plain_options(options: Any) -> Any:
@@ -170,8 +170,9 @@ def _sampled_video(fields: dict[str, Any]) -> SampledVideo:
 
 
 def _task_fields(task: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(task)
     source = MediaValue(task.source.path, task.source.value())
-    return msgspec.structs.asdict(task) | {"source": source, "options": _plain_options(task.options)}
+    return fields | {"source": source, "options": _plain_options(task.options)}
 
 
 def _task(fields: dict[str, Any]) -> PrepareTask:
