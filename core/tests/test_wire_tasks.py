@@ -144,6 +144,14 @@ def test_results_and_errors_equal_those_of_threads(open_words: Callable[..., Any
     assert str(caught.value) == str(expected.value)
 
 
+def test_too_little_memory_comes_back_as_that() -> None:
+    class Own(MemoryError):
+        """Such as numpy's."""
+
+    found = wire.unpack(b"".join(wire.pack([MemoryError("no 5 GiB"), Own("x")])))
+    assert [(type(one), str(one)) for one in found] == [(MemoryError, "no 5 GiB"), (MemoryError, "x")]
+
+
 def test_the_receiver_s_limits_count(open_words: Callable[..., Any]) -> None:
     spec = toy_spec(Modality.IMAGE)
     here = open_words(PlainToy, spec)

@@ -367,6 +367,12 @@ RULES: Mapping[str, StructRule] = {
         to_fields=_error_fields,
         from_fields=_error,
     ),
+    "memory_error": StructRule(
+        MemoryError,
+        {"message": _text},
+        to_fields=lambda error: {"message": str(error)},
+        from_fields=lambda fields: MemoryError(fields["message"]),
+    ),
     "size": StructRule(Size, {"height": _count, "width": _count}),
     "sampled_video": StructRule(
         SampledVideo,
