@@ -68,6 +68,7 @@ def test_a_process_without_torch_gives_what_the_processor_gave(name: str, tmp_pa
     folder = make(tmp_path / "checkpoint")
     with discover() as registry:
         processor = registry.load_processor(folder, **options)
+        processor.checkpoint.tokenizer.save_pretrained(folder)  # with the tokens that the plugin's tokenizer adds
         output = processor.process(prompt, [image(60, 90), image(300, 100)], videos)
     inputs, _ = output.split()
     inputs.mrope_positions = inputs.mrope_position_delta = None
@@ -90,6 +91,15 @@ def positions(tmp_path: Path) -> Any:
     folder = mm_plugin_qwen2vl.testing.make_checkpoint(tmp_path / "checkpoint")
     with discover() as registry:
         yield registry.load_positions(folder)
+
+
+def test_tokens_that_a_plugin_s_tokenizer_adds_are_those_of_the_processor(tmp_path: Path) -> None:
+    folder = mm_plugin_deepseekvl2.testing.make_checkpoint(tmp_path / "checkpoint")
+    assert "<image>" not in read_vocabulary(folder)
+    with discover() as registry:
+        found = registry.load_positions(folder)
+        assert found.special_tokens == registry.load_processor(folder).special_tokens
+        assert found([], seq=3) == (None, None)
 
 
 def test_rows_are_those_of_the_fields(positions: Any) -> None:

@@ -45,10 +45,14 @@ def open_positions(
     catalog: Catalog, runtime: Runtime, source: Source | Checkpoint, choice: Choice, options: Mapping[str, Any]
 ) -> ModelPositions:
     """What a scheduler asks of a checkpoint's model; see `Registry.load_positions`."""
-    from mm_plugin.registry.positions import ModelPositions
+    from mm_plugin.registry.positions import ModelPositions, Vocabulary, has_tokens
 
     plugin, spec, checkpoint = _open(catalog, runtime, source, choice)
     cls = load_reference(plugin, spec, "processor")
+    if spec.tokenizer is not None and not has_tokens(spec, checkpoint):
+        checkpoint = checkpoint.with_tokenizer(load_reference(plugin, spec, "tokenizer"))
+    else:
+        checkpoint = checkpoint.with_tokenizer(Vocabulary)
     with translate_errors(plugin, ProcessorError, f"the positions of {spec.name} could not be opened"):
         return ModelPositions(cls, spec, checkpoint, runtime.settings, options, plugin.owner)
 

@@ -36,6 +36,12 @@ class Vocabulary:
         return dict(self._ids)
 
 
+def has_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> bool:
+    """Whether the tokenizer's files have every token that a spec names; where not, the plugin's tokenizer adds some."""
+    known = read_vocabulary(checkpoint.folder)
+    return {*spec.placeholders.values(), *(token for pair in spec.token_pairs for token in pair)} <= known.keys()
+
+
 @final
 class ModelPositions:
     """The rules of one model that need no media input: what a scheduler asks where it has items but no processor.
@@ -45,7 +51,7 @@ class ModelPositions:
     Args:
         cls: the author's class.
         spec: the plugin's declaration.
-        checkpoint: the opened checkpoint.
+        checkpoint: the opened checkpoint, whose tokenizer needs `get_vocab` alone.
         settings: limits and switches.
         given: options given at load.
         owner: plugin, distribution and version, for errors.
@@ -66,7 +72,6 @@ class ModelPositions:
         given: Mapping[str, Any],
         owner: Mapping[str, str],
     ) -> None:
-        checkpoint = checkpoint.with_tokenizer(Vocabulary)
         table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, given, owner)
         self.spec, self.config = spec, checkpoint.config
         self.special_tokens = special_tokens_of(spec, checkpoint)

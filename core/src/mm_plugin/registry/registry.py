@@ -238,7 +238,8 @@ class Registry:
     ) -> ModelPositions:
         """Open what a scheduler asks of a checkpoint's model: positions, embeddings of an item's fields, token ids.
 
-        Neither torch nor transformers is imported, unless the plugin's processor imports them.
+        Neither torch nor transformers is imported, unless the plugin's processor imports them, or its own tokenizer, where
+        that adds tokens that the checkpoint's files lack.
 
         Args:
             checkpoint: a folder or a hub id, or an open checkpoint; it must have a tokenizer.json.
