@@ -307,7 +307,7 @@ class PackedImage(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         >>> source = open_image(Image.new("L", (3, 2), 7), path="images[0]", settings=Settings())
         >>> packed = source.value()
         >>> packed.mode, packed.width, packed.data
-        ('L', 3, b'\\x07\\x07\\x07\\x07\\x07\\x07')
+        ('L', 3, b'\x07\x07\x07\x07\x07\x07')
         >>> open_image(packed, path="images[0]", settings=Settings()).digest() == source.digest()
         True
     """
