@@ -1,4 +1,4 @@
-"""The unit of work can leave the process: tasks that are pickled to a spawned worker come back as equal results."""
+"""The unit of work can leave the process: what a spawned worker prepares, by pickle or over the wire, equals what threads do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import mm_plugin_deepseekvl2.testing
 import mm_plugin_qwen2vl.testing
 import mm_plugin_qwen25vl.testing
 import mm_plugin_transformers_auto.testing
-from mm_plugin import AudioSamples, MediaError, MultimodalProcessorOutput, VideoFrames
+from mm_plugin import AudioSamples, MediaError, MultimodalProcessorOutput, VideoFrames, wire
 from mm_plugin.demo import sample_images
 from mm_plugin.identity import feature_digest
 
@@ -30,13 +30,17 @@ FALLBACK = mm_plugin_transformers_auto.testing
 class Elsewhere:
     """A `Preparer` in a spawned process."""
 
-    def __init__(self) -> None:
-        self.sent = 0
+    def __init__(self, *, over_wire: bool) -> None:
+        self.sent, self.over_wire = 0, over_wire
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, mp_context=context)
 
     def prepare(self, tasks: Sequence[Any]) -> list[Any]:
         self.sent += len(tasks)
+        if self.over_wire:
+            data = b"".join(wire.pack(list(tasks)))
+            arrived: list[Any] = wire.unpack(self._pool.submit(worker.prepare_packed, data).result(timeout=120))
+            return arrived
         found: list[Any] = self._pool.submit(worker.prepare, list(tasks)).result(timeout=120)
         return found
 
@@ -44,9 +48,9 @@ class Elsewhere:
         self._pool.shutdown()
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Elsewhere]:
-    preparer = Elsewhere()
+@pytest.fixture(scope="module", params=[False, True], ids=["pickled", "wire"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
+    preparer = Elsewhere(over_wire=request.param)
     yield preparer
     preparer.close()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mm_plugin
+from mm_plugin import wire
 from mm_plugin.tasks import ModelRef
 
 
@@ -28,3 +29,8 @@ def opened(ref: ModelRef) -> mm_plugin.Processor:
 
 def prepare(tasks: Sequence[Any]) -> list[Any]:
     return opened(tasks[0].model).prepare_tasks(tasks)
+
+
+def prepare_packed(data: bytes) -> bytes:
+    """The same over the wire: tasks in, results out."""
+    return b"".join(wire.pack(prepare(wire.unpack(data))))

@@ -20,7 +20,7 @@ from toy import TOKENS, Toy, audio, img, png, toy_spec, word_tokenizer
 from mm_plugin.cache import MemoryStore
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.events import Event, HashIgnored
-from mm_plugin.identity import caller_identity, parse_caller_hash
+from mm_plugin.identity import caller_identity, parse_caller_hash, parse_caller_name
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.media import VideoFrames
 from mm_plugin.processor import ModelProcessor
@@ -109,7 +109,54 @@ def test_an_entry_is_a_whole_number_or_hexadecimal_digits(entry: Any, value: int
     assert parse_caller_hash(entry) == value
 
 
-@pytest.mark.parametrize("entry", [entry for entry, value in READ if value is None and entry is not None], ids=repr)
+NAMES = ["request-7/image 1", " ff", "ff\n", "-1", "1_000", "\uff11", "e\u0301", "\u00e9", "\0", "f" * 1025, "x" * 1024]
+NO_NAMES = ["", "x" * 1025, "\ud800", -1, 16**1024, True, 1.0, b"ff", [1], {}, None]
+
+
+@pytest.mark.parametrize("entry", NAMES[:-2] + NAMES[-1:], ids=repr)
+def test_text_that_is_no_number_is_a_name(entry: str) -> None:
+    assert parse_caller_name(entry) == entry
+
+
+@pytest.mark.parametrize("entry", NO_NAMES, ids=lambda part: repr(part)[:24])
+def test_what_cannot_be_a_name(entry: Any) -> None:
+    assert parse_caller_name(entry) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [pair for pair in READ if pair[1] is not None], ids=lambda part: repr(part)[:24]
+)
+def test_a_number_is_one_as_a_name_too(entry: Any, value: int) -> None:
+    assert parse_caller_name(entry) == value
+
+
+def test_each_name_is_an_identity_of_its_own(open_three: Open, events: list[Event]) -> None:
+    names = ["a-1", "A-1", "a-1 ", "e\u0301", "\u00e9", "g", "0xg", "255 ", "ff"]
+    found = [one(open_three(), img(), entry).identity for entry in names]
+    assert len(set(found)) == len(names)
+    assert found == [one(open_three(), img(1), entry).identity for entry in names]  # of the name, not of the pixels
+    assert found[-1] == one(open_three(), img(), 255).identity
+    assert fallbacks(events) == []
+    item = one(open_three(), img(), "a-1")
+    assert item.identity is not None
+    assert (item.identity, bytes.fromhex(item.identity_hex or "")) == (found[0], found[0])
+
+
+def test_a_name_stands_for_one_media_input(open_three: Open) -> None:
+    processor = open_three()
+    one(processor, img(), "request-7/image 1")
+    with pytest.raises(RequestError, match="stood for another media input"):
+        one(processor, img(1), "request-7/image 1")
+
+
+@pytest.mark.parametrize("entry", [" ff", "request-7", "x" * 1024], ids=lambda part: repr(part)[:24])
+def test_a_raw_hash_is_a_number(open_three: Open, events: list[Event], entry: str) -> None:
+    assert one(open_three(), img(), entry, mm_hash_scope="raw").identity == natural(img(), open_three)
+    (event,) = fallbacks(events)
+    assert event.why == "it is not a hexadecimal number"
+
+
+@pytest.mark.parametrize("entry", [entry for entry in NO_NAMES if entry is not None], ids=lambda part: repr(part)[:24])
 def test_a_malformed_entry_ignores_itself_alone(open_three: Open, events: list[Event], entry: Any) -> None:
     processor = open_three()
     output = processor.process("<image> <image>", [img(0), img(1)], mm_hashes=[entry, "a1"])

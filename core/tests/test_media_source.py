@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mm_plugin import MediaError, Modality, Settings
+from mm_plugin import MediaError, Modality, Settings, wire
 from mm_plugin.errors import RequestError, UsageError
 from mm_plugin.media import (
     MEDIA_KINDS,
@@ -80,6 +80,17 @@ def plain(value: Any) -> Any:
     return value
 
 
+def pickled(modality: Modality, source: Any) -> Any:
+    return pickle.loads(pickle.dumps(source))
+
+
+def sent(modality: Modality, source: Any) -> Any:
+    """Opened again of its value, which went as bytes and not as a pickle."""
+    value = wire.decode([bytes(frame) for frame in wire.encode(source.value())])
+    return opened(modality, value)
+
+
+JOURNEYS = (pickled, sent)
 MAKE = {Modality.IMAGE: corpus.images, Modality.VIDEO: corpus.videos, Modality.AUDIO: corpus.audios}
 
 
@@ -89,7 +100,7 @@ def check_travels(entry: Any, value: Any) -> None:
             warnings.simplefilter("ignore")
             source, used = opened(entry.modality, value), opened(entry.modality, value)
             expected = contents(used)
-            again = [pickle.loads(pickle.dumps(which)) for which in (source, used)]
+            again = [journey(entry.modality, which) for which in (source, used) for journey in JOURNEYS]
     except RequestError:
         assert entry.refused or not isinstance(value, bytes), entry.name
         return
@@ -134,7 +145,8 @@ def test_every_source_travels(modality: Modality, tmp_path: Path) -> None:
 def test_given_arrays_travel(modality: Modality, value: Any) -> None:
     source = opened(modality, value)
     expected = contents(source)
-    assert contents(pickle.loads(pickle.dumps(source))) == expected
+    for journey in JOURNEYS:
+        assert contents(journey(modality, source)) == expected
 
 
 def palette_image(**info: Any) -> Image.Image:
@@ -194,11 +206,12 @@ MODES = (
 def test_a_pil_image_travels_with_all_that_it_shows(make: Any) -> None:
     source = opened(Modality.IMAGE, make())
     expected = contents(source)
-    copied = pickle.loads(pickle.dumps(source))
-    assert contents(copied) == expected
-    assert contents(copied) == expected  # it can be decoded again
-    assert contents(pickle.loads(pickle.dumps(copied))) == expected
-    assert type(copied._value) is Image.Image
+    for journey in JOURNEYS:
+        copied = journey(Modality.IMAGE, source)
+        assert contents(copied) == expected
+        assert contents(copied) == expected  # it can be decoded again
+        assert contents(journey(Modality.IMAGE, copied)) == expected
+        assert type(copied._value) is Image.Image
 
 
 def test_a_broken_pil_image_is_refused_while_it_is_packed() -> None:

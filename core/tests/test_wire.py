@@ -497,6 +497,11 @@ def fuzz(count: int, seed: int) -> None:
         [Size(2, 3), MediaError("no", path="images[0]")],
         MultimodalInputs.from_processor_output(output()),
     ]
+    fuzz_values(values, count, seed)
+
+
+def fuzz_values(values: list[Any], count: int, seed: int) -> None:
+    """Mutated frames of values are decoded, and can be sent on then, or refused."""
     encoded = [[bytes(frame) for frame in wire.encode(value)] for value in values]
     chance, decoded = random.Random(seed), 0
     tracemalloc.start()

@@ -147,7 +147,7 @@ def _arguments(kit: Kit) -> Iterator[Case]:
         "hexadecimal": [f"{0xA1B2C3D4E5F60718:x}", "0xff00000000000001"],
         "numbers": [2**70 + 9, 12],
         "one of them computed": [None, "77aa"],
-        "malformed": ["no number", "abcd0001"],
+        "malformed": ["", "abcd0001"],
         "wrong count": ["1"],
     }
     for name, entries in hashes.items():

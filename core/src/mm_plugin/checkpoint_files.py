@@ -85,3 +85,38 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}", argument="checkpoint")
     return value
+
+
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """The id of every token, as the tokenizer's files say, read without a tokenizer's library.
+
+    The ids of tokenizer.json come first; tokenizer_config.json (`added_tokens_decoder`) and added_tokens.json may add others.
+
+    Raises:
+        UsageError: there is no tokenizer.json, or a file is malformed.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is missing, without which token ids are unknown here; save it with transformers' save_pretrained",
+            argument="checkpoint",
+        )
+    found: dict[str, Any] = {}
+    config, added = folder / "tokenizer_config.json", folder / "added_tokens.json"
+    try:
+        if config.is_file():
+            decoder = read_json(config).get("added_tokens_decoder") or {}
+            found |= {token["content"]: int(number) for number, token in decoder.items()}
+        if added.is_file():
+            found |= read_json(added)
+        table = read_json(path)
+        vocabulary = table["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of a unigram model: pairs of token and score, in order
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        found |= vocabulary
+        found |= {token["content"]: token["id"] for token in table.get("added_tokens") or ()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{folder}: the tokenizer's files are malformed ({error})", argument="checkpoint") from error
+    if not all(isinstance(token, str) and type(number) is int for token, number in found.items()):
+        raise UsageError(f"{path}: expected a whole number for each token", argument="checkpoint")
+    return found

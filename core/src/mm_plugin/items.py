@@ -180,6 +180,19 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         self.hash = int.from_bytes(self.identity[:8], "big")
         self._set_pad_values(pad_values_from_identity(self.identity))
 
+    @property
+    def identity_hex(self) -> str | None:
+        """The identity as 64 hexadecimal digits, in which form engines keep it; None where there is none.
+
+        Example:
+            >>> from mm_plugin import Modality, MultimodalDataItem
+            >>> item = MultimodalDataItem(modality=Modality.IMAGE)
+            >>> item.set_identity(bytes(range(32)))
+            >>> item.identity_hex[:8], len(item.identity_hex)
+            ('00010203', 64)
+        """
+        return None if self.identity is None else self.identity.hex()
+
     def _set_pad_values(self, values: PadValues) -> None:
         self.pad_values = values
         self.pad_value = values[0]

@@ -1,6 +1,6 @@
 from .digests import DigestFunction, Digests, digest, test_vectors
 from .framing import FORMAT_VERSION, feature_digest, feature_digests, frame
-from .keys import caller_identity, item_identity, parse_caller_hash, source_key
+from .keys import caller_identity, item_identity, parse_caller_hash, parse_caller_name, source_key
 
 __all__ = [
     "FORMAT_VERSION",
@@ -13,6 +13,7 @@ __all__ = [
     "frame",
     "item_identity",
     "parse_caller_hash",
+    "parse_caller_name",
     "source_key",
     "test_vectors",
 ]

@@ -11,6 +11,7 @@ from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, frame
 
 _CALLER_HASH = re.compile(r"(0[xX])?[0-9a-fA-F]{1,1024}")
+_LONGEST_NAME = 1024  # characters
 
 
 def item_identity(
@@ -56,11 +57,31 @@ def parse_caller_hash(entry: Any) -> int | None:
     return None
 
 
+def parse_caller_name(entry: Any) -> int | str | None:
+    """A caller's hash as a number where it is one, else as the text that it is; None where it cannot be a name.
+
+    Args:
+        entry: as for `parse_caller_hash`, or any text of 1 to 1,024 characters that UTF-8 can encode. Text counts as it is
+            written: case, spaces and normal forms distinguish names.
+
+    Example:
+        >>> parse_caller_name("0xFF"), parse_caller_name("request-7/image 1"), parse_caller_name("")
+        (255, 'request-7/image 1', None)
+    """
+    value = parse_caller_hash(entry)
+    if value is not None or not isinstance(entry, str) or not 0 < len(entry) <= _LONGEST_NAME:
+        return value
+    try:
+        return entry.encode().decode()  # of a subclass of str, its characters
+    except UnicodeEncodeError:  # lone surrogates
+        return None
+
+
 def caller_identity(
     spec_name: str,
     output_version: int,
     modality: int,
-    value: int,
+    value: int | str,
     options: bytes,
     context: Any,
     *,
@@ -72,7 +93,7 @@ def caller_identity(
         spec_name: the model spec's name.
         output_version: the spec's output version.
         modality: its number, 1 to 3.
-        value: the caller's hash, as `parse_caller_hash` reads it; all of its bits count.
+        value: the caller's hash, as `parse_caller_name` reads it; all of it counts.
         options: as for `source_key`.
         context: as for `source_key`.
         salt: separates tenants.

@@ -4,7 +4,7 @@ from .kinds import MEDIA_KINDS, MediaKind
 from .limits import check_pixels
 from .pixels import normalize_image
 from .probing import probe
-from .source import MediaSize, MediaSource, SamplingRules
+from .source import MediaSize, MediaSource, MediaValue, SamplingRules
 from .sources import is_remote
 from .types import (
     WHITE,
@@ -16,6 +16,7 @@ from .types import (
     DecodedMedia,
     DecodedVideo,
     Frames,
+    PackedImage,
     SampledVideo,
     Sampling,
     Size,
@@ -42,6 +43,8 @@ __all__ = [
     "MediaKind",
     "MediaSize",
     "MediaSource",
+    "MediaValue",
+    "PackedImage",
     "SampledVideo",
     "Sampling",
     "SamplingRules",

@@ -79,6 +79,10 @@ class AudioSource:
     def _checked(self) -> CheckedFile:
         return CheckedFile(self._data or b"", path=self.path, settings=self._settings)
 
+    def value(self) -> bytes | AudioSamples:
+        """See `MediaSource.value`."""
+        return (self._data or b"") if self._given is None else AudioSamples(*self._given)
+
     def digest(self) -> bytes:
         """What distinguishes this audio from others: the digest of its encoded bytes, or of the given samples; 32 bytes."""
         if self._given is not None:

@@ -31,6 +31,7 @@ from mm_plugin.media.image_headers import inner_sizes
 from mm_plugin.media.image_pieces import check_pieces
 from mm_plugin.media.jpeg import load_jpeg, precision_of
 from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmasked
+from mm_plugin.media.packed import pack, unpack
 from mm_plugin.media.pixels import (
     TURNED,
     fit_transparency,
@@ -43,7 +44,7 @@ from mm_plugin.media.quiet import quiet_libtiff
 from mm_plugin.media.source import SamplingRules
 from mm_plugin.media.sources import is_encoded, read_bytes
 from mm_plugin.media.tiff import check_opened
-from mm_plugin.media.types import WHITE, Color, DecodedImage, Size, VideoFrames
+from mm_plugin.media.types import WHITE, Color, DecodedImage, PackedImage, Size, VideoFrames
 from mm_plugin.settings import Settings
 
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
@@ -80,19 +81,31 @@ class ImageSource:
         self._orientation: int | None = None  # of a PIL object, once it is loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_image": None, "_file": None}
-        if isinstance(self._value, Image.Image):
-            with _decoding_image(self.path, self._settings):
-                self._open()
-                # Pillow's own pickles lose the transparency of palettes and what a file's plugin knows.
-                state |= {"_value": None, "_orientation": self._orientation, "_packed": _pack(self._value)}
-        return state
+        packed = isinstance(self._value, Image.Image)
+        return {**self.__dict__, "_image": None, "_file": None, "_value": self.value() if packed else self._value}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        packed = state.pop("_packed", None)
         self.__dict__.update(state)
-        if packed is not None:
-            self._value = _unpack(packed)
+        if isinstance(self._value, PackedImage):
+            self._value, self._orientation, self._file = unpack(self._value)
+
+    @classmethod
+    def unpacked(cls, path: str, settings: Settings, packed: PackedImage) -> ImageSource:
+        """A source of an image that came as plain values; raises as `open_image` does."""
+        check_pixels(path, packed.height, packed.width, settings)
+        source = cls(path, settings)
+        with _decoding_image(path, settings):
+            source._value, source._orientation, source._file = unpack(packed)
+        return source
+
+    def value(self) -> bytes | np.ndarray | PackedImage:
+        """See `MediaSource.value`; a PIL object is loaded, and raises as `probe` does."""
+        if not isinstance(self._value, Image.Image):
+            return self._value if self._data is None else self._data
+        with _decoding_image(self.path, self._settings):
+            self._open()
+            # Pillow's own pickles lose the transparency of palettes and what a file's plugin knows.
+            return pack(self._value, self._orientation or 1, self._file or ImageFile(b""))
 
     @property
     def num_bytes(self) -> int:
@@ -241,8 +254,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
 
     Args:
         value: encoded bytes, a path below `media_root`, a URL, base64 text, a PIL image, a numpy array [height, width, 3] uint8,
-            or a torch tensor [3, height, width] uint8. Arrays and tensors are copied here; a PIL image when it is first read, for
-            its digest or its size.
+            a torch tensor [3, height, width] uint8, or a `PackedImage`. Arrays and tensors are copied here; a PIL image when it
+            is first read, for its digest or its size.
         path: where it stands in the request, for messages.
         settings: limits.
 
@@ -262,6 +275,8 @@ def open_image(value: Any, *, path: str, settings: Settings) -> ImageSource:
     if isinstance(value, Image.Image):
         check_pixels(path, value.height, value.width, settings)
         return ImageSource(path, settings, value=value)
+    if isinstance(value, PackedImage):
+        return ImageSource.unpacked(path, settings, value)
     pixels = as_pixels(value, path, settings)
     if pixels is None:
         raise MediaError(
@@ -330,28 +345,6 @@ def raw_pixels(value: Any) -> int:
 
 def _decoded(pixels: np.ndarray, notes: tuple[str, ...] = ()) -> DecodedImage:
     return DecodedImage(Size(*pixels.shape[:2]), pixels, notes)
-
-
-def _pack(image: Image.Image) -> tuple[Any, ...]:
-    """A loaded PIL image as plain values: all that its digest and its pixels depend on."""
-    palette = None
-    if image.mode in ("P", "PA") and image.palette is not None:
-        palette = image.palette.mode, bytes(image.getpalette("RGBA") or ())
-    return image.mode, image.size, image.tobytes(), palette, image.info.get("transparency")
-
-
-def _unpack(packed: tuple[Any, ...]) -> Image.Image:
-    mode, size, data, palette, transparency = packed
-    image = Image.frombytes(mode, size, data)
-    if palette is not None:
-        name, colors = palette
-        image.putpalette(colors, "RGBA")
-        image.load()
-        assert image.palette is not None
-        image.palette.mode = name  # by which Pillow knows whether the alpha counts
-    if transparency is not None:
-        image.info["transparency"] = transparency
-    return image
 
 
 def _decoding_image(path: str, settings: Settings) -> AbstractContextManager[None]:

@@ -93,7 +93,8 @@ def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
         # What the frame leaves open is not the file's background color, which no viewer shows.
         left, top, right, bottom = frame
         shown = Image.new("RGBA", image.size)
-        shown.paste(image.convert("RGBA").crop((left, top, right, bottom)), (left, top))
+        # A copy: converting a palette image writes the alpha into its palette, and the digest would be another afterwards.
+        shown.paste(image.copy().convert("RGBA").crop((left, top, right, bottom)), (left, top))
         return shown
     return image
 

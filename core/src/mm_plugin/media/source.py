@@ -8,12 +8,15 @@ A request takes every media input through the same calls, whatever its modality 
     decoded = source.decode(size, background=(255, 255, 255))    # what `prepare` gets
 
 A source can be pickled: it then carries the encoded bytes, or the pixels, frames or samples that were given, and no open decoder,
-lock or decoded data. Its copy gives the same digest, size and decoded media.
+lock or decoded data. Its copy gives the same digest, size and decoded media. Across machines its `value` travels (see
+`mm_plugin.wire`), of which the receiver opens a source with its own settings.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
+
+import msgspec
 
 from mm_plugin.media.types import (
     WHITE,
@@ -43,6 +46,22 @@ class SamplingRules(Protocol):
         """Samples per second at which the model takes audio."""
 
 
+class MediaValue(msgspec.Struct, frozen=True, eq=False):
+    """The value of a source that came from another process, until it is opened here.
+
+    Attributes:
+        path: where it stands in the request, such as `images[2]`.
+        media: what `MediaSource.value` returned.
+    """
+
+    path: str
+    media: Any
+
+    def value(self) -> Any:
+        """See `MediaSource.value`."""
+        return self.media
+
+
 class MediaSource(Protocol):
     """One media input, opened and not decoded yet.
 
@@ -51,6 +70,13 @@ class MediaSource(Protocol):
     """
 
     path: str
+
+    def value(self) -> Any:
+        """What another process opens this source from: `MEDIA_KINDS[modality].open` makes an equal one of it, with its own limits.
+
+        Returns:
+            Encoded bytes; an array or a `PackedImage` for an image; `VideoFrames` or `AudioSamples`. It is not a copy.
+        """
 
     def digest(self) -> bytes:
         """What distinguishes this source from others: 32 bytes, of the encoded bytes, or of what was given in their place."""

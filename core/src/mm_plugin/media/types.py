@@ -280,3 +280,46 @@ class AudioSamples(msgspec.Struct, frozen=True, eq=False):
 
     samples: Any
     sampling_rate: int
+
+
+class PackedImage(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    r"""A PIL image as plain values: all that its digest and its pixels depend on. `open_image` takes it.
+
+    Made by `ImageSource.value`.
+
+    Attributes:
+        mode: of Pillow.
+        width: pixels, before it is turned.
+        height: pixels, before it is turned.
+        data: its pixels as `PIL.Image.Image.tobytes` returns them.
+        palette: Pillow's mode of the palette, and its colors as RGBA; None where the mode has no palette.
+        transparency: what Pillow's `info` says of transparent pixels.
+        orientation: EXIF orientation by which it is turned.
+        levels: bits of a gray level of more than 8 bits, and whether 0 is white.
+        file_palette: of a TIFF, its own palette in place of Pillow's; None elsewhere.
+        frame: of a GIF, the part of its screen that its frame covers: left, top, right, bottom; None elsewhere.
+        is_bitmap: whether its pixels are those of a Windows bitmap.
+
+    Example:
+        >>> from PIL import Image
+        >>> from mm_plugin import Settings
+        >>> from mm_plugin.media import open_image
+        >>> source = open_image(Image.new("L", (3, 2), 7), path="images[0]", settings=Settings())
+        >>> packed = source.value()
+        >>> packed.mode, packed.width, packed.data
+        ('L', 3, b'\x07\x07\x07\x07\x07\x07')
+        >>> open_image(packed, path="images[0]", settings=Settings()).digest() == source.digest()
+        True
+    """
+
+    mode: str
+    width: int
+    height: int
+    data: bytes
+    palette: tuple[str, bytes] | None = None
+    transparency: int | bytes | tuple[int, ...] | None = None
+    orientation: int = 1
+    levels: tuple[int, bool] = (16, False)
+    file_palette: bytes | None = None
+    frame: tuple[int, int, int, int] | None = None
+    is_bitmap: bool = False

@@ -46,6 +46,10 @@ class EncodedVideo:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_file"}
 
+    def value(self) -> bytes:
+        """See `MediaSource.value`."""
+        return self._data
+
     def digest(self) -> bytes:
         """What distinguishes this video from others: the digest of its encoded bytes, 32 bytes."""
         return digest(frame(["bytes", digest(self._data)]))
@@ -121,6 +125,7 @@ class GivenFrames:
             raise MediaError(f"{path}: expected at least one frame, got none", path=path, reason="empty")
         check_frames(path, count, settings)
         self._times, self._fps = _given_times(path, value, count)
+        self._has_rate = value.fps is not None
         size = VideoSize(1, 1, count, self._fps, self._times)
         check_video_seconds(path, size.duration, settings)
         if pixels is not None:
@@ -128,6 +133,13 @@ class GivenFrames:
             pixels = owned(pixels)
         self._pixels = pixels
         self._sources = [] if pixels is not None else list(_images(value.frames, path, settings))
+
+    def value(self) -> VideoFrames:
+        """See `MediaSource.value`; PIL objects among its frames are loaded, and raise as `probe` does."""
+        frames: Any = [source.value() for source in self._sources] if self._pixels is None else self._pixels
+        if self._has_rate:
+            return VideoFrames(frames, fps=self._fps, sampled=self.sampled)
+        return VideoFrames(frames, timestamps=self._times.tolist(), sampled=self.sampled)
 
     def digest(self) -> bytes:
         """What distinguishes this video from others: its frames, their times, and whether they were chosen; 32 bytes."""

@@ -10,13 +10,20 @@ from mm_plugin.errors import RequestError
 from mm_plugin.events import HashIgnored, Observers
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import frame
-from mm_plugin.identity.keys import caller_identity, parse_caller_hash
+from mm_plugin.identity.keys import caller_identity, parse_caller_hash, parse_caller_name
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.processor.arguments import is_list
+from mm_plugin.processor.arguments import HashScope, is_list
 from mm_plugin.processor.request import Claim, Facts, ReadyItem
 from mm_plugin.runtime import CallerHashes as Bindings
 
 logger = logging.getLogger("mm_plugin")
+
+CallerHash = int | str
+# By scope, how an entry is read, and why one is ignored that cannot be.
+_READERS: Mapping[HashScope, tuple[Callable[[Any], CallerHash | None], str]] = {
+    "fingerprinted": (parse_caller_name, "it is neither a whole number nor text of 1 to 1,024 characters"),
+    "raw": (parse_caller_hash, "it is not a hexadecimal number"),
+}
 
 
 class CallerHashes:
@@ -44,9 +51,11 @@ class CallerHashes:
             self._logged.add(why)
             logger.warning("mm-plugin: %s: %s ignored: %s", self._name, path, why)
 
-    def align(self, given: Any, counts: Mapping[Modality, int]) -> dict[Modality, list[int | None]] | None:
+    def align(
+        self, given: Any, counts: Mapping[Modality, int], scope: HashScope
+    ) -> dict[Modality, list[CallerHash | None]] | None:
         """The hashes by modality, one for each media input; None where none can be used."""
-        return align_hashes(given, counts, self.ignore)
+        return align_hashes(given, counts, scope, self.ignore)
 
     def identify(self, item: MultimodalDataItem, entry: ReadyItem, facts: Facts) -> Claim | None:
         """Give an item its identity: that of its content, or that of the caller's hash, with what the hash must stand for."""
@@ -55,7 +64,7 @@ class CallerHashes:
             item.set_identity(entry.prepared.identity)
             return None
         # Two models may know one media input by one hash.
-        if arguments.mm_hash_scope == "raw":
+        if isinstance(value, int) and arguments.mm_hash_scope == "raw":
             item.set_hash(value)
             return ("raw", *self._owner, item.hash), entry.prepared.identity, entry.path
         name, version, _ = self._owner
@@ -97,13 +106,14 @@ class CallerHashes:
 
 
 def align_hashes(
-    given: Any, counts: Mapping[Modality, int], ignore: Callable[[str, str], None]
-) -> dict[Modality, list[int | None]] | None:
+    given: Any, counts: Mapping[Modality, int], scope: HashScope, ignore: Callable[[str, str], None]
+) -> dict[Modality, list[CallerHash | None]] | None:
     """The caller's hashes aligned with the media inputs; None where there are none, or not as many.
 
     Args:
         given: by argument name, or one list in the order of the modalities.
         counts: media inputs by modality.
+        scope: of the hashes; `raw` takes numbers alone, since it keeps 64 bits of them.
         ignore: hears of the path of what is not used, and why.
     """
     if given is None:
@@ -124,12 +134,13 @@ def align_hashes(
     if not aligned:
         ignore("mm_hashes", "they are not aligned with the media")
         return None
-    found: dict[Modality, list[int | None]] = {}
+    parse, wanted = _READERS[scope]
+    found: dict[Modality, list[CallerHash | None]] = {}
     for modality, count in counts.items():
         found[modality] = [None] * count
         for index, entry in enumerate(entries.get(modality) or ()):
-            value = parse_caller_hash(entry)
+            value = parse(entry)
             if value is None and entry is not None:
-                ignore(f"mm_hashes[{modality.argument}][{index}]", "it is not a hexadecimal number")
+                ignore(f"mm_hashes[{modality.argument}][{index}]", wanted)
             found[modality][index] = value
     return found

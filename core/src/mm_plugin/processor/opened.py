@@ -56,7 +56,7 @@ class OpenModel:
         self.table = OptionTable(getattr(cls, "Options", None), cls.__name__, spec, checkpoint, options, owner)
         self.item_options = ItemOptions(cls.Options, cls.__name__, spec, self.table.scopes, owner)
         self.position_options = self.table.given_at_load()
-        self.special_tokens = _special_tokens(spec, checkpoint)
+        self.special_tokens = special_tokens_of(spec, checkpoint)
         known = max(checkpoint.tokenizer.get_vocab().values(), default=-1) + 1
         vocabulary = max(known, _vocabulary_size(checkpoint.config))
         check_vocabulary(vocabulary)
@@ -121,7 +121,12 @@ class OpenModel:
             self.runtime.observers.emit(MediaNote(path=path, modality=modality.name.lower(), note=note))
 
 
-def _special_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:
+def special_tokens_of(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:
+    """The ids of a model's placeholders and pairs.
+
+    Raises:
+        UsageError: the checkpoint's tokenizer lacks one of them.
+    """
     vocabulary = checkpoint.tokenizer.get_vocab()
 
     def token_id(token: str) -> int:

@@ -267,6 +267,17 @@ class OptionTable:
         except msgspec.ValidationError as error:
             raise RequestError(f"options: {error}", path="options") from error
 
+    def received(self, options: Mapping[str, Any]) -> Any:
+        """The author's struct of options that another process resolved, and sent as plain values.
+
+        Raises:
+            UsageError: they are not those of this model.
+        """
+        try:
+            return msgspec.convert(options, self._declared, strict=True)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"tasks: expected options of {self._name}: {error}", argument="tasks") from error
+
     def _refuse_unknown(self, given: Mapping[str, Any], moments: tuple[str, ...]) -> None:
         allowed = sorted(name for name, scope in self.scopes.items() if scope.at in moments)
         for name in given:

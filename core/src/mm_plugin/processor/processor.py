@@ -24,7 +24,9 @@ from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
 from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
+from mm_plugin.processor.parallel import run_each
 from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
+from mm_plugin.processor.received import received
 from mm_plugin.processor.stages.measure import AuthorRules
 from mm_plugin.processor.stages.read import read_one
 from mm_plugin.tasks import JointTask, ModelRef, Preparer, PrepareTask
@@ -175,8 +177,9 @@ class Processor:
             videos: anything that `mm_plugin.media.open_video` takes; refused unless the plugin takes videos.
             audios: anything that `mm_plugin.media.open_audio` takes; refused unless the plugin takes audio.
             mm_hashes: hashes by which the caller knows its media: `{"images": [...], "videos": [...], "audios": [...]}`
-                aligned with the media, or one list in this order; hexadecimal text or whole numbers, None for "compute
-                this one". A wrong count ignores all of them, a malformed one itself; each is emitted as an event.
+                aligned with the media, or one list in this order; whole numbers, in hexadecimal where they are text, or any
+                other text of up to 1,024 characters (not in scope `raw`); None for "compute this one". A wrong count ignores all
+                of them, a malformed one itself; each is emitted as an event.
             mm_hash_scope: `fingerprinted` makes an identity of the hash and of all that could change what becomes of the
                 media input; `raw` takes its low 64 bits alone, as SGLang does. Reuse of a hash for other media is an error as
                 long as it is remembered.
@@ -353,6 +356,8 @@ class Processor:
     def prepare_tasks(self, tasks: Sequence[PrepareTask | JointTask]) -> list[Any]:
         """Prepare tasks of this model here, in threads: what a worker process calls for tasks that reached it.
 
+        Media inputs that came over `mm_plugin.wire` are opened with this process's settings.
+
         Args:
             tasks: made by a `Processor` of the same `ModelRef`.
 
@@ -364,7 +369,15 @@ class Processor:
         """
         check_tasks(self._opened.ref, tasks)
         with translate_errors(self._opened.author, self._runtime.check_open):
-            return self._threads.prepare(tasks)
+            found = run_each(self._runtime.executor, lambda task: received(self._opened, task), tasks)
+            good = [index for index, task in enumerate(found) if not isinstance(task, Exception)]
+            made = self._threads.prepare([found[index] for index in good])
+            try:
+                for index in reversed(good):
+                    found[index] = made.pop()
+                return found
+            finally:
+                del found, made  # as in `run_each`
 
     def _require_itemwise(self, what: str) -> None:
         """Refuse what only a model can answer that prepares media inputs one by one."""

@@ -63,7 +63,7 @@ class ReadItem(msgspec.Struct, frozen=True, eq=False):
     path: str
     value: Any
     settings: ItemSettings
-    caller_hash: int | None = None
+    caller_hash: int | str | None = None
     form: WithOptions | None = None
     is_fetched: bool = False
 
@@ -107,7 +107,7 @@ class MeasuredItem(msgspec.Struct, frozen=True, eq=False):
     modality: Modality
     path: str
     settings: ItemSettings
-    caller_hash: int | None
+    caller_hash: int | str | None
     replacement: Replacement
     key: bytes = b""
     prepared: Prepared | None = None
@@ -156,7 +156,7 @@ class ReadyItem(msgspec.Struct, frozen=True, eq=False):
     modality: Modality
     path: str
     settings: ItemSettings
-    caller_hash: int | None
+    caller_hash: int | str | None
     prepared: Prepared
     key: bytes = b""
     cached: bool = False

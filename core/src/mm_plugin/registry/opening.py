@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mm_plugin.encoder.base import Encoder
     from mm_plugin.processor.processor import Processor
     from mm_plugin.registry.discovery import Catalog
+    from mm_plugin.registry.positions import ModelPositions
     from mm_plugin.runtime import Runtime
     from mm_plugin.spec import ModelSpec
 
@@ -39,6 +40,22 @@ def open_processor(
     ref = ModelRef(checkpoint.source, plugin.name, choice.architecture, choice.fallback, options)
     with translate_errors(plugin, ProcessorError, f"the processor of {spec.name} could not be opened"):
         return Processor(cls, spec, checkpoint, runtime, options, owner=plugin.owner, ref=ref)
+
+
+def open_positions(
+    catalog: Catalog, runtime: Runtime, source: Source | Checkpoint, choice: Choice, options: Mapping[str, Any]
+) -> ModelPositions:
+    """What a scheduler asks of a checkpoint's model; see `Registry.load_positions`."""
+    from mm_plugin.registry.positions import ModelPositions, Vocabulary, has_tokens
+
+    plugin, spec, checkpoint = _open(catalog, runtime, source, choice)
+    cls = load_reference(plugin, spec, "processor")
+    if spec.tokenizer is not None and not has_tokens(spec, checkpoint):
+        checkpoint = checkpoint.with_tokenizer(load_reference(plugin, spec, "tokenizer"))
+    else:
+        checkpoint = checkpoint.with_tokenizer(Vocabulary)
+    with translate_errors(plugin, ProcessorError, f"the positions of {spec.name} could not be opened"):
+        return ModelPositions(cls, spec, checkpoint, runtime.settings, options, plugin.owner)
 
 
 def open_encoder(

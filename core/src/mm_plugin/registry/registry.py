@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mm_plugin.registry.claims import ARCHITECTURES, MODEL_TYPES
 from mm_plugin.registry.discovery import read_catalog
 from mm_plugin.registry.loading import load_named
-from mm_plugin.registry.opening import load_declared, open_encoder, open_processor
+from mm_plugin.registry.opening import load_declared, open_encoder, open_positions, open_processor
 from mm_plugin.registry.resolution import Choice, FallbackUse, resolve
 from mm_plugin.registry.services import make_store, services_of
 from mm_plugin.runtime import CLOSE_SECONDS, Runtime
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mm_plugin.events import Observers
     from mm_plugin.identity.digests import Digests
     from mm_plugin.processor.processor import Processor
+    from mm_plugin.registry.positions import ModelPositions
     from mm_plugin.registry.records import PluginRecord
     from mm_plugin.spec import ModelSpec
     from mm_plugin.tasks import Preparer
@@ -225,6 +226,33 @@ class Registry:
         """
         choice = Choice(architecture=architecture, plugin=plugin, fallback=fallback)
         return open_processor(self.catalog, self.runtime, checkpoint, choice, options)
+
+    def load_positions(
+        self,
+        checkpoint: str | os.PathLike[str] | Checkpoint,
+        *,
+        architecture: str | None = None,
+        plugin: str | None = None,
+        fallback: FallbackUse = "unclaimed",
+        **options: Any,
+    ) -> ModelPositions:
+        """Open what a scheduler asks of a checkpoint's model: positions, embeddings of an item's fields, token ids.
+
+        Neither torch nor transformers is imported, unless the plugin's processor imports them, or its own tokenizer, where
+        that adds tokens that the checkpoint's files lack.
+
+        Args:
+            checkpoint: a folder or a hub id, or an open checkpoint; it must have a tokenizer.json.
+            architecture: serve it as this, in place of what its config says.
+            plugin: name of the plugin to use; settles a conflict.
+            fallback: as for `resolve`.
+            **options: options given to `load_processor`.
+
+        Raises:
+            NoModelError, UsageError, PluginLoadError, ProcessorError: as for `load_processor`.
+        """
+        choice = Choice(architecture=architecture, plugin=plugin, fallback=fallback)
+        return open_positions(self.catalog, self.runtime, checkpoint, choice, options)
 
     def load_encoder(
         self,

@@ -127,7 +127,14 @@ def grid_rows(grid: np.ndarray, *, name: str, merge_size: int, still: bool) -> i
 
 
 def check_patches(
-    feature: Any, grid: np.ndarray, *, name: str, patch_size: int, temporal_patch_size: int, still: bool
+    feature: Any,
+    grid: np.ndarray,
+    *,
+    name: str,
+    patch_size: int,
+    temporal_patch_size: int,
+    still: bool,
+    in_rows: bool = False,
 ) -> None:
     """Refuse a feature that is not the patches of a grid.
 
@@ -139,13 +146,15 @@ def check_patches(
         patch_size: pixels along a side of a patch.
         temporal_patch_size: frames in a patch.
         still: whether it is an image's.
+        in_rows: whether uint8 patches have the shape of floating-point ones.
 
     Raises:
         SizeError: another shape or dtype.
     """
     n_patches, area, dtype = int(grid.prod()), patch_size**2, str(feature.dtype)
-    compact = dtype.endswith("uint8")
+    levels = dtype.endswith("uint8")
+    compact = levels and not in_rows
     frames = 1 if compact and still else temporal_patch_size
     shape = (n_patches, 3, frames * area) if compact else (n_patches, 3 * frames * area)
-    if tuple(feature.shape) != shape or not (compact or "float" in dtype):
+    if tuple(feature.shape) != shape or not (levels or "float" in dtype):
         raise SizeError(f"{name} must be {list(shape)} for this grid, got {list(feature.shape)} {dtype}")

@@ -23,9 +23,19 @@ from mm_plugin.items import (
     are_notes,
     checked_spans,
 )
-from mm_plugin.media.types import AudioSize, SampledVideo, Size
+from mm_plugin.media.source import MediaValue
+from mm_plugin.media.types import (
+    AudioSamples,
+    AudioSize,
+    PackedImage,
+    SampledVideo,
+    Sampling,
+    Size,
+    VideoFrames,
+    is_sampling,
+)
 from mm_plugin.placeholders import Replacement
-from mm_plugin.tasks import JointPrepared, ModelRef, Prepared
+from mm_plugin.tasks import JointPrepared, JointTask, ModelRef, Prepared, PrepareTask
 from mm_plugin.wire.values import StructRule
 
 Check = Callable[[Any], bool]
@@ -84,12 +94,28 @@ def _anything(value: Any) -> bool:  # noqa: ARG001 - the check of a field that a
     return True
 
 
+def _pair(first: Check, second: Check) -> Check:
+    return lambda value: isinstance(value, tuple) and len(value) == 2 and first(value[0]) and second(value[1])
+
+
 _count, _text, _flag = _whole(0, _LARGEST), _of(str), _of(bool)
 _int64 = _whole(-(1 << 63), 1 << 63)
 _number = _of(int, float)
 _ids = _array(np.int64, None)
 _fields = _mapping(_text, _anything)
 _modality = _of(Modality)
+
+
+def _is_pixels(value: Any) -> bool:
+    return isinstance(value, bytes | PackedImage | np.ndarray) or is_tensor(value)
+
+
+def _is_media(value: Any) -> bool:
+    return isinstance(value, VideoFrames | AudioSamples) or _is_pixels(value)
+
+
+def _is_frames(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_tensor(value) or _each(_is_pixels, (list, tuple))(value)
 
 
 def _is_feature(value: Any) -> bool:
@@ -118,6 +144,60 @@ def _replacement(fields: dict[str, Any]) -> Replacement:
     if fields["is_embed"] is not None and fields["is_embed"].shape != fields["ids"].shape:
         raise UsageError("ids and is_embed of different lengths", argument="frames")
     return Replacement(**fields)
+
+
+_SIZES: Mapping[Modality, type] = {Modality.IMAGE: Size, Modality.VIDEO: SampledVideo, Modality.AUDIO: AudioSize}
+
+
+def _plain_options(options: Any) -> Any:
+    """An author's options as plain values, of which `Processor.prepare_tasks` makes them again."""
+    if isinstance(options, Mapping):  # as they came from another process
+        return options
+    try:
+        made: Any = msgspec.to_builtins(options, builtin_types=(bytes,))
+        same: bool = msgspec.convert(made, type(options)) == options
+    except (TypeError, ValueError):
+        same = False
+    if same:
+        return made
+    raise UsageError(f"value: options of {type(options).__name__} cannot be sent as plain values", argument="value")
+
+
+def _sampled_video(fields: dict[str, Any]) -> SampledVideo:
+    if not is_sampling(Sampling(fields["indices"], fields["timestamps"], fields["fps"], fields["notes"]), _LARGEST):
+        raise UsageError("expected ascending frames with a finite time each, and a positive fps", argument="frames")
+    return SampledVideo(**fields)
+
+
+def _task_fields(task: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(task)
+    source = MediaValue(task.source.path, task.source.value())
+    return fields | {"source": source, "options": _plain_options(task.options)}
+
+
+def _task(fields: dict[str, Any]) -> PrepareTask:
+    if not isinstance(fields["size"], _SIZES[fields["modality"]]):
+        raise UsageError("a size of another modality", argument="frames")
+    return PrepareTask(**fields)
+
+
+def _joint_fields(task: Any) -> dict[str, Any]:
+    sources = {
+        modality: [(MediaValue(source.path, source.value()), size) for source, size in entries]
+        for modality, entries in task.sources.items()
+    }
+    return msgspec.structs.asdict(task) | {"sources": sources, "options": _plain_options(task.options)}
+
+
+def _joint_task(fields: dict[str, Any]) -> JointTask:
+    for modality, entries in fields["sources"].items():
+        if not all(isinstance(size, _SIZES[modality]) for _, size in entries):
+            raise UsageError("a size of another modality", argument="frames")
+    return JointTask(**fields)
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], MediaValue)
 
 
 _ERRORS = {
@@ -179,7 +259,7 @@ RULES: Mapping[str, StructRule] = {
         SpecialTokens,
         {
             "placeholders": _mapping(_modality, _count),
-            "pairs": _each(lambda pair: isinstance(pair, tuple) and len(pair) == 2 and all(map(_count, pair)), tuple),
+            "pairs": _each(_pair(_count, _count), tuple),
         },
     ),
     "output": StructRule(
@@ -200,6 +280,57 @@ RULES: Mapping[str, StructRule] = {
     ),
     "content": StructRule(
         ItemContent, {"key": _bytes(ITEM_KEY_BYTES), "feature": _is_feature, "precomputed_embeddings": _dense_or_none}
+    ),
+    "media": StructRule(MediaValue, {"path": _text, "media": _is_media}),
+    "packed_image": StructRule(
+        PackedImage,
+        {
+            "mode": _text,
+            "width": _count,
+            "height": _count,
+            "data": _of(bytes),
+            "palette": _or_none(_pair(_text, _of(bytes))),
+            "transparency": lambda value: value is None or _of(int, bytes)(value) or _each(_int64, tuple)(value),
+            "orientation": _whole(1, 9),
+            "levels": _pair(_whole(1, 33), _flag),
+            "file_palette": _or_none(_of(bytes)),
+            "frame": lambda value: value is None or (_each(_count, tuple)(value) and len(value) == 4),
+            "is_bitmap": _flag,
+        },
+    ),
+    "video_frames": StructRule(
+        VideoFrames, {"frames": _is_frames, "fps": _or_none(_number), "timestamps": _anything, "sampled": _flag}
+    ),
+    "audio_samples": StructRule(AudioSamples, {"samples": _anything, "sampling_rate": _whole(1, 1 << 32)}),
+    "task": StructRule(
+        PrepareTask,
+        {
+            "model": _of(ModelRef),
+            "modality": _modality,
+            "path": _text,
+            "source": _of(MediaValue),
+            "size": _of(*_SIZES.values()),
+            "options": _fields,
+            "fields": _fields,
+            "replacement": _of(Replacement),
+            "salt": _or_none(_of(str, bytes)),
+            "notes": are_notes,
+        },
+        to_fields=_task_fields,
+        from_fields=_task,
+    ),
+    "joint_task": StructRule(
+        JointTask,
+        {
+            "model": _of(ModelRef),
+            "text": _text,
+            "rendered": _flag,
+            "sources": _mapping(_modality, _each(_is_entry)),
+            "options": _fields,
+            "salt": _or_none(_of(str, bytes)),
+        },
+        to_fields=_joint_fields,
+        from_fields=_joint_task,
     ),
     "replacement": StructRule(
         Replacement, {"ids": _ids, "is_embed": _or_none(_array(np.bool_, None))}, from_fields=_replacement
@@ -236,6 +367,12 @@ RULES: Mapping[str, StructRule] = {
         to_fields=_error_fields,
         from_fields=_error,
     ),
+    "memory_error": StructRule(
+        MemoryError,
+        {"message": _text},
+        to_fields=lambda error: {"message": str(error)},
+        from_fields=lambda fields: MemoryError(fields["message"]),
+    ),
     "size": StructRule(Size, {"height": _count, "width": _count}),
     "sampled_video": StructRule(
         SampledVideo,
@@ -247,6 +384,7 @@ RULES: Mapping[str, StructRule] = {
             "fps": _number,
             "notes": are_notes,
         },
+        from_fields=_sampled_video,
     ),
     "audio_size": StructRule(AudioSize, {"num_samples": _count, "sampling_rate": _count}),
     "model_ref": StructRule(

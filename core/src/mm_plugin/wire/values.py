@@ -90,7 +90,8 @@ class Writer:
             raise UsageError(f"value: nested more than {MAX_DEPTH} deep", argument="value")
         if value is None or (isinstance(value, bool | float | str) and not isinstance(value, np.generic | enum.Enum)):
             return value
-        name = self._names.get(MMPluginError if isinstance(value, MMPluginError) else type(value))
+        error = next((base for base in (MMPluginError, MemoryError) if isinstance(value, base)), None)
+        name = self._names.get(error or type(value))
         if name is not None:
             rule = self._rules[name]
             fields = msgspec.structs.asdict(value) if rule.to_fields is None else rule.to_fields(value)

@@ -68,12 +68,15 @@ class PatchEmbedding:
             feature: patches of one item, on the tower's device; left unchanged.
 
         Shape:
-            `feature` is [n_patches, 3, area] uint8 of an image, [n_patches, 3, frames * area] uint8 of a video, or
-            [n_patches, 3 * frames * area] floating point, normalized; returns [n_patches, width].
+            `feature` is [n_patches, 3, area] uint8 of an image, [n_patches, 3, frames * area] uint8 of a video,
+            [n_patches, 3 * frames * area] uint8 of either, or the same floating point, normalized; returns [n_patches, width].
         """
         # A conversion makes a copy, which may be written to.
-        compact = feature.dtype == torch.uint8
-        floats = (feature.float().sub_(self._mean).div_(self._std) if compact else feature.float()).flatten(1)
+        if feature.dtype == torch.uint8:
+            channels = feature.reshape(len(feature), 3, -1)
+            floats = channels.float().sub_(self._mean).div_(self._std).flatten(1)
+        else:
+            floats = feature.float().flatten(1)
         weight = self._whole if floats.shape[1] == self._whole.shape[1] else self._image
         return functional.linear(floats, weight, self._bias).to(self._dtype)
 

@@ -52,7 +52,8 @@ class PatchGridOptions(BaseOptions, frozen=True, kw_only=True):
         resized_width: width of a resized image or frame; see `resized_height`.
         resize: how images are resized: `torch` equals transformers' torchvision backend, `pillow` its Pillow backend and the
             training code.
-        feature_format: `compact` keeps uint8 patches, which the encoder normalizes; `float32` gives the reference's pixel values.
+        feature_format: `compact` keeps uint8 patches, which the encoder normalizes, of an image one frame of each; `uint8` keeps
+            them in the layout of the reference, all frames of a patch in a row; `float32` gives the reference's pixel values.
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of a merged token.
         temporal_patch_size: frames in a patch; an image is repeated that many times.
@@ -83,7 +84,7 @@ class PatchGridOptions(BaseOptions, frozen=True, kw_only=True):
     resized_height: _Length = None
     resized_width: _Length = None
     resize: ResizeRuleName
-    feature_format: Annotated[Literal["compact", "float32"], OptionScope.load("image", "video")] = "compact"
+    feature_format: Annotated[Literal["compact", "uint8", "float32"], OptionScope.load("image", "video")] = "compact"
     patch_size: PatchCount
     merge_size: PatchCount
     temporal_patch_size: PatchCount

@@ -92,7 +92,7 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
 
         Shape:
             compact: [n_patches, 3, patch_area] uint8 of an image, [n_patches, 3, temporal_patch_size * patch_area] uint8 of a
-            video; else [n_patches, 3 * temporal_patch_size * patch_area] float32.
+            video; else [n_patches, 3 * temporal_patch_size * patch_area], uint8 or float32.
         """
         _, rows, columns = layout[_GRID_FIELDS[decoded.modality]][0].tolist()
         height, width = rows * options.patch_size, columns * options.patch_size
@@ -104,6 +104,8 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
             table, repeats = self._video_table, 1  # a patch of a video holds all of its frames already
         if options.feature_format == "compact":
             return patches
+        if options.feature_format == "uint8":
+            return np.repeat(patches[:, :, None], repeats, axis=2).reshape(len(patches), -1)
         return normalize_patches(patches, table, temporal_patch_size=repeats)
 
     @final
@@ -129,7 +131,7 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
 
     @final
     def check_feature(self, modality: Modality, feature: Any, fields: Fields) -> None:
-        """Pixel values [n_patches, patch_dim] floating point, or compact patches as `prepare` gives them."""
+        """Pixel values [n_patches, patch_dim] floating point, or uint8 patches as `prepare` gives them."""
         check_patches(
             feature,
             fields[_GRID_FIELDS[modality]],
@@ -137,6 +139,7 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
             patch_size=self.options.patch_size,
             temporal_patch_size=self.options.temporal_patch_size,
             still=modality is Modality.IMAGE,
+            in_rows=self.options.feature_format == "uint8",
         )
 
     @cached_property

@@ -47,7 +47,7 @@ def read(
         for modality in Modality:
             check_slots(model, modality, order.count(modality), len(values[modality]))
     usual = settings_of(model, counts, options)
-    hashes = model.hashes.align(arguments.mm_hashes, counts)
+    hashes = model.hashes.align(arguments.mm_hashes, counts, arguments.mm_hash_scope)
     taken = dict.fromkeys(Modality, 0)
     items = []
     for modality in order:
@@ -73,7 +73,12 @@ def read_one(
 
 
 def read_item(
-    model: OpenModel, modality: Modality, index: int, value: Any, usual: ItemSettings, caller_hash: int | None = None
+    model: OpenModel,
+    modality: Modality,
+    index: int,
+    value: Any,
+    usual: ItemSettings,
+    caller_hash: int | str | None = None,
 ) -> ReadItem:
     """A media input and what is in force for it: its own options before those of the request.
 
