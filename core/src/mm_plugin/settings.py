@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_videos: most videos in one request.
         max_audios: most audio inputs in one request.
         max_item_tokens: most prompt tokens for one media input. The default holds the longest video of Qwen's own defaults.
+        max_rendered_chars: longest text that a chat template may write or build, characters.
+        render_seconds: time limit for a chat template to render one request, seconds.
         preprocess_cache_bytes: capacity of the cache of prepared items, bytes.
         embedding_cache_bytes: capacity of the cache of embeddings, bytes.
         max_caller_hashes: most caller hashes that are remembered with their content, to refuse one that is reused for other
@@ -86,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_videos: Count = 32
     max_audios: Count = 32
     max_item_tokens: Count = 131_072
+    max_rendered_chars: Count = 16 * 1024 * 1024
+    render_seconds: Seconds = 10.0
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
     max_caller_hashes: Count = 65_536

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
@@ -243,30 +243,30 @@ def _strftime_now(layout: str) -> TracedText:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> TracedText:
-    written = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    written = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     check_length(len(written))
-    return TracedText.of(written, CLIENT)
+    origins = bytearray(CLIENT * len(written))
+    at = 0
+    for text in _texts_of(value, sort_keys):
+        quoted = json.dumps(text, ensure_ascii=ensure_ascii)
+        at = written.index(quoted, at)
+        if isinstance(text, TracedText) and text.origins == OWN * len(text):
+            origins[at : at + len(quoted)] = OWN * len(quoted)
+        at += len(quoted)
+    return TracedText(written, bytes(origins))
 
 
-def _format(formatter: Any, text: TracedText, args: Any, kwargs: Any) -> TracedText:
-    """`str.format`: the pieces of the text as they came, the fields as they are written."""
-    origin = min((text.origins[index : index + 1] for index in range(len(text))), default=OWN)
-    parts: list[TracedText] = []
-    number = 0
-    for literal, field, layout, conversion in formatter.parse(text.plain):
-        parts.append(TracedText.of(literal, origin))
-        if field is None:
-            continue
-        if layout or conversion:
-            return TracedText(formatter.vformat(text.plain, args, kwargs))
-        name = field
-        if field[:1] in ("", ".", "["):
-            name, number = f"{number}{field}", number + 1
-        value, _ = formatter.get_field(name, args, kwargs)
-        parts.append(as_written(value))
-    return join_traced(parts)
+def _texts_of(value: Any, sort_keys: bool) -> Iterator[str]:
+    """Texts of a JSON value in the order in which they are written; other keys are written as texts too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, part in sorted(value.items()) if sort_keys else value.items():
+            yield name if isinstance(name, str) else next(iter(json.loads(json.dumps({name: 0}))))
+            yield from _texts_of(part, sort_keys)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts_of(part, sort_keys)
 
 
 def _trim(value: Any, chars: str | None = None) -> TracedText:

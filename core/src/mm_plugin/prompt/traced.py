@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, SupportsIndex
 
-import msgspec
+# One byte for each character. LOST: a plain string, made by an operation without origins. END: what ends an answer to continue.
+CLIENT, OWN, LOST, END = b"\0", b"\1", b"\2", b"\3"
 
-CLIENT, OWN, LOST = b"\0", b"\1", b"\2"  # one byte for each character; LOST: a plain string, made by an operation without origins
+_FIELD = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<width>[-+ #0]*\d*(?:\.\d+)?)(?P<kind>[a-zA-Z%])")
 
 # Nothing that a template builds may be longer, characters; a rendering sets its own limit.
 TEXT_LIMIT: ContextVar[int] = ContextVar("TEXT_LIMIT", default=1 << 26)
@@ -166,6 +167,42 @@ class TracedText(str):
             at = place + len(old)
         return join_traced((*pieces, self[at:]))
 
+    def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> TracedText:
+        return self._between(0, width, fillchar)
+
+    def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> TracedText:
+        return self._between(max(0, int(width) - len(self)), width, fillchar)
+
+    def center(self, width: SupportsIndex, fillchar: str = " ", /) -> TracedText:
+        missing = max(0, int(width) - len(self))
+        return self._between(missing // 2 + (missing & int(width) & 1), width, fillchar)
+
+    def _between(self, before: int, width: SupportsIndex, fill: str) -> TracedText:
+        after = max(0, int(width) - len(self) - before)
+        filling = TracedText(fill)
+        return join_traced((filling * before, self, filling * after))
+
+    def __mod__(self, values: Any, /) -> TracedText:
+        pieces: list[str] = []
+        at, number, single = 0, 0, not isinstance(values, tuple)
+        expected = str.__mod__(self.plain, values) if _short_fields(self) else None  # raises its own error
+        for match in _FIELD.finditer(self.plain):
+            pieces.append(self[at : match.start()])
+            at = match.end()
+            if match["kind"] == "%":
+                pieces.append(self[at - 1 : at])
+                continue
+            name = match["name"]
+            value = values[name] if name is not None else values if single else values[number]
+            number += 1
+            pieces.append(_field(match, not match["width"], value))
+        found = join_traced((*pieces, self[at:]))
+        return found if found.plain == expected else TracedText(str.__mod__(self.plain, values))
+
+    def _formatted(self, value: Any) -> TracedText:
+        """This field of a `%` layout, filled; of the origin of the field."""
+        return TracedText.of(str.__mod__(self.plain, (value,)), self._origins[:1])
+
     # ---------------------------------------------------------------- case
 
     def upper(self) -> TracedText:
@@ -241,14 +278,6 @@ class ClientFloat(float):
         return TracedText.of(float.__repr__(self), CLIENT)
 
 
-class Span(msgspec.Struct, frozen=True):
-    """A half-open interval of a text, with whether the template wrote all of it."""
-
-    start: int
-    end: int
-    own: bool
-
-
 def check_length(length: int) -> None:
     """Refuse a text that is longer than a template may build."""
     if length > TEXT_LIMIT.get():
@@ -260,6 +289,22 @@ def join_traced(parts: Iterable[str]) -> TracedText:
     listed = [part if isinstance(part, TracedText) else TracedText(part) for part in parts]
     check_length(sum(map(len, listed)))
     return TracedText("".join(listed), b"".join([part._origins for part in listed]))
+
+
+def _short_fields(layout: TracedText) -> bool:
+    """Refuse fields of a `%` layout that are wider than a text may be."""
+    for match in _FIELD.finditer(layout.plain):
+        for number in re.findall(r"\d+", match["width"]):
+            check_length(int(number[:19]))
+    return True
+
+
+def _field(match: re.Match[str], bare: bool, value: Any) -> TracedText:
+    """What a field of a `%` layout writes."""
+    if bare and match["kind"] == "s":
+        return as_written(value)
+    own = value.origins == OWN * len(value) if isinstance(value, TracedText) else type(value) in (int, float)
+    return TracedText.of("%" + match["width"] + match["kind"], OWN if own else CLIENT)._formatted(value)
 
 
 def as_written(value: Any) -> TracedText:
@@ -297,7 +342,9 @@ def as_clients(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return ClientInt(value)
-    return ClientFloat(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return ClientFloat(value)
+    return TracedText.of(f"<{type(value).__name__}>", CLIENT)  # as in transformers: nothing that a template could call
 
 
 def escaped(value: Any) -> SafeText:
@@ -310,11 +357,9 @@ def escaped(value: Any) -> SafeText:
     return SafeText(text)
 
 
-def spans_of(origins: bytes) -> list[Span]:
-    """The longest spans of one author, in order; LOST counts as not the template's."""
-    return [
-        Span(match.start(), match.end(), match.group()[:1] == OWN) for match in re.finditer(b"\x01+|[^\x01]+", origins)
-    ]
+def own_spans(origins: bytes) -> list[tuple[int, int]]:
+    """The longest half-open intervals that the template wrote, in order."""
+    return [match.span() for match in re.finditer(b"\x01+", origins)]
 
 
 def _after(index: SupportsIndex) -> int | None:
