@@ -160,7 +160,7 @@ ORDINARY: list[list[Any]] = [
 def test_ids_of_ordinary_messages_are_the_tokenizers_own(
     name: str, parts: list[Any], tokenizers: dict[str, PreTrainedTokenizerFast], readers: dict[str, PromptReader]
 ) -> None:
-    messages = [{"role": "system", "content": "the\n"}, *says(*parts), *says("the\n", role="assistant")]
+    messages = [{"role": "system", "content": "the\n"}, *says("the\n", role="assistant"), *says(*parts)]
     expected = tokenizers[name].apply_chat_template(
         messages, tokenize=True, add_generation_prompt=True, return_dict=False
     )

@@ -89,7 +89,7 @@ def jointly(
 ) -> Generator[Call | Each | Fetch, Any, MultimodalProcessorOutput]:
     """A request whose media inputs are prepared together; nothing of it is cached."""
     joint.check_joint_arguments(model, arguments)
-    if (yield Call(partial(joint.has_no_media, model, prompt, media))):
+    if (yield Call(partial(joint.has_no_media, model, prompt, media, arguments))):
         output = yield from itemwise(model, preparer, prompt, media, arguments, options)
         return output
     request = yield Call(partial(joint.read_jointly, model, prompt, media, arguments, options))

@@ -160,6 +160,10 @@ class Processor:
         max_prompt_tokens: int | None = None,
         on_overflow: Overflow = "error",
         expanded: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool | None = None,
         **options: Any,
     ) -> MultimodalProcessorOutput:
         """Everything about one request, or one error that says whose fault it is.
@@ -182,6 +186,12 @@ class Processor:
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
             expanded: the ids hold each media input's replacement already; a mismatch is an error.
+            tools: for chat messages: descriptions of the tools that the model may call, as in the OpenAI API.
+            documents: for chat messages: texts that the model may refer to, as objects with `title` and `text`.
+            chat_template: for chat messages: name of the template, where the checkpoint has several. By default `tool_use` if there
+                are tools, otherwise `default`.
+            continue_final_message: for chat messages: whether the model continues the last message; None continues an
+                assistant's text, and begins a new answer after any other message.
             **options: options of the plugin's `Options` that may be given per call, for all media inputs of the request.
 
         Raises:
@@ -196,6 +206,10 @@ class Processor:
             max_prompt_tokens=max_prompt_tokens,
             on_overflow=on_overflow,
             expanded=expanded,
+            tools=tools,
+            documents=documents,
+            chat_template=chat_template,
+            continue_final_message=continue_final_message,
         )
         with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
             flow = self._flow(prompt, (images, videos, audios), arguments, options)

@@ -10,7 +10,7 @@ import jinja2
 import msgspec
 
 from mm_plugin.errors import LimitError, RequestError, UsageError
-from mm_plugin.prompt.forms import TemplateForms, find_forms, traced_message
+from mm_plugin.prompt.forms import ContentForm, TemplateForms, find_form, find_forms, traced_message
 from mm_plugin.prompt.template import ChatTemplate, RenderingTooLong
 from mm_plugin.prompt.traced import END, OWN, TextTooLong, TracedText, as_clients
 from mm_plugin.settings import Settings
@@ -85,8 +85,8 @@ class ChatRenderer:
             UsageError: the checkpoint has no such template, or a broken one.
         """
         name = self._chosen(arguments)
-        forms, with_tools = self._forms[name], bool(arguments.tools)
-        shaped = [_shaped(message, index, forms, with_tools) for index, message in enumerate(messages)]
+        found = {message["role"]: self._form(name, message["role"], bool(arguments.tools)) for message in messages}
+        shaped = [_shaped(message, index, found, self._forms[name]) for index, message in enumerate(messages)]
         continued = _is_continued(messages, arguments)
         traced = [_with_reasoning(traced_message(message)) for message in shaped]
         given = {
@@ -98,6 +98,11 @@ class ChatRenderer:
         }
         text = self._rendered(self._templates[name], given)
         return _before_end(text) if continued else text
+
+    def _form(self, name: str, role: str, with_tools: bool) -> ContentForm:
+        """How a template reads a role, found for this request if it is one that few models have."""
+        known = self._forms[name].contents.get((role, with_tools))
+        return known or find_form(self._templates[name], self._names, role, with_tools)
 
     def _rendered(self, template: ChatTemplate, names: Mapping[str, Any]) -> TracedText:
         limits = self._settings
@@ -160,26 +165,27 @@ class ChatRenderer:
 # ---------------------------------------------------------------- the form that a template reads
 
 
-def _shaped(message: Mapping[str, Any], index: int, forms: TemplateForms, with_tools: bool) -> dict[str, Any]:
+def _shaped(
+    message: Mapping[str, Any], index: int, found: Mapping[str, ContentForm], forms: TemplateForms
+) -> dict[str, Any]:
     """A message with content and tool calls in the form that the template reads."""
     shaped = {**message}
     if "content" in message:
-        shaped["content"] = _shaped_content(message, index, forms, with_tools)
+        shaped["content"] = _shaped_content(message, index, found[message["role"]])
     if isinstance(message.get("tool_calls"), list):
         shaped["tool_calls"] = [_shaped_call(call, forms) for call in message["tool_calls"]]
     return shaped
 
 
-def _shaped_content(message: Mapping[str, Any], index: int, forms: TemplateForms, with_tools: bool) -> Any:
+def _shaped_content(message: Mapping[str, Any], index: int, form: ContentForm) -> Any:
     content, role = message["content"], message["role"]
-    form = forms.of(role, with_tools)
     if not form.seen:
         return content  # the template raises, and says itself what it rejects
     if isinstance(content, str):
         if form.text or not form.parts:
             return _readable(content, form.text, index, role)
         return [{"type": "text", "text": content}]
-    if form.parts:
+    if form.parts or not (form.text or any(part["type"] == "text" for part in content)):
         return content
     if all(part["type"] == "text" for part in content):
         return _readable("".join(part["text"] for part in content), form.text, index, role)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from mm_plugin.errors import RequestError
 from mm_plugin.prompt.protected import ProtectedTokens
 from mm_plugin.prompt.text_tokenizer import TextTokenizer, not_text, plain_copy
-from mm_plugin.prompt.traced import OWN, TracedText
+from mm_plugin.prompt.traced import CLIENT, LOST, OWN, TracedText
 
 # A chat template writes it where the model's own code encodes the text before and after it separately. It never reaches the
 # ids; in a client's text it is an ordinary character.
@@ -80,8 +80,9 @@ class TracedEncoder:
         plain = self._plain_tokenizer()
         if plain is None:
             return self._without_offsets(text)
-        origins = text.origins
-        if all(_is_own(origins, *place) for place in self._protected.written_in(text.plain)):
+        places = self._protected.written_in(text.plain)
+        _check_known(text.origins, places)
+        if all(_is_own(text.origins, *place) for place in places):
             encoding = plain.encode(text.plain, add_special_tokens=False)
             ids = np.array(encoding.ids, dtype=np.int64)
             if self._all_own(text, encoding, ids):
@@ -136,6 +137,17 @@ def _segments(text: TracedText) -> Iterator[TracedText]:
             start = place + 1
         place = text.plain.find(SEGMENT_BREAK, place + 1)
     yield text[start:]
+
+
+def _check_known(origins: bytes, places: Sequence[tuple[int, int]]) -> None:
+    """Refuse protected tokens of which nothing says who wrote them."""
+    for start, end in places:
+        if origins.count(LOST, start, end) and not origins.count(CLIENT, start, end):
+            raise RequestError(
+                "messages: the chat template changes text by an operation after which nothing says whether it or a client wrote "
+                "a special token; use another template, or send the prompt as ids",
+                path="messages",
+            )
 
 
 def _is_own(origins: bytes, start: int, end: int) -> bool:

@@ -59,10 +59,6 @@ class TemplateForms(msgspec.Struct, frozen=True):
     contents: Mapping[tuple[str, bool], ContentForm]
     arguments: Literal["object", "text"]
 
-    def of(self, role: str, with_tools: bool) -> ContentForm:
-        """The form of a role; of users' messages where the role was not probed."""
-        return self.contents.get((role, with_tools), self.contents["user", with_tools])
-
 
 def find_forms(template: ChatTemplate, names: Mapping[str, Any]) -> TemplateForms:
     """The forms that a template reads.
@@ -71,7 +67,23 @@ def find_forms(template: ChatTemplate, names: Mapping[str, Any]) -> TemplateForm
         template: the template.
         names: what it reads beside messages and tools, such as the special tokens.
     """
+    contents = {(role, tools): find_form(template, names, role, tools) for role in ROLES for tools in (False, True)}
+    return TemplateForms(contents, _arguments_form(_renderer(template, names)))
 
+
+def find_form(template: ChatTemplate, names: Mapping[str, Any], role: str, with_tools: bool) -> ContentForm:
+    """The form in which a template reads the contents of one role.
+
+    Args:
+        template: the template.
+        names: what it reads beside messages and tools.
+        role: any role, also one that no other model has.
+        with_tools: whether the request has tools.
+    """
+    return _content_form(_renderer(template, names), role, with_tools)
+
+
+def _renderer(template: ChatTemplate, names: Mapping[str, Any]) -> Render:
     def render(messages: Messages, with_tools: bool) -> TracedText:
         given = {
             "messages": [traced_message(message) for message in messages],
@@ -81,8 +93,7 @@ def find_forms(template: ChatTemplate, names: Mapping[str, Any]) -> TemplateForm
         }
         return template.render({**names, **given}, max_chars=_MAX_CHARS, seconds=_SECONDS)
 
-    contents = {(role, tools): _content_form(render, role, tools) for role in ROLES for tools in (False, True)}
-    return TemplateForms(contents, _arguments_form(render))
+    return render
 
 
 # A role is a word of the protocol: a client chooses among these, and writes none of them.
@@ -155,9 +166,13 @@ def _shapes(role: str, content: Any) -> Iterator[list[dict[str, Any]]]:
         result = message | {"tool_call_id": _CALL["id"], "name": "lookup"}
         yield [user, call, result]
         yield [user, call, result, answer, user]
-    else:
+    elif role in ROLES:
         yield [message, user]
         yield [message, user, answer, user]
+    else:
+        yield [message, user]
+        yield [user, message]
+        yield [message]
 
 
 def _filled(message: dict[str, Any]) -> dict[str, Any]:
