@@ -14,6 +14,7 @@ from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings, read_json
 from mm_plugin.spec import ModelSpec
+from mm_plugin.tokenizer_files import named_templates, read_chat_templates, tokenizer_fault
 
 # What a processor needs from the hub; weights are downloaded when tensors are requested.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -143,7 +144,7 @@ class Checkpoint:
         """The tokenizer, opened by the plugin's function or else by transformers; code in the folder is never run.
 
         Raises:
-            UsageError: the folder has no tokenizer that can be opened.
+            UsageError: the folder has no tokenizer that can be opened; the message names the file.
         """
         if self._tokenizer is None:
             try:
@@ -151,11 +152,18 @@ class Checkpoint:
             except UsageError:
                 raise
             except Exception as error:
-                raise UsageError(
-                    f"{self.folder}: the tokenizer cannot be opened: {type(error).__name__}: {error}",
-                    argument="checkpoint",
-                ) from error
+                raise tokenizer_fault(self.folder, error) from error
         return self._tokenizer
+
+    def chat_templates(self) -> dict[str, str]:
+        """The chat templates by name: those in files of their own, as for a processor of transformers, or else the tokenizer's.
+
+        Raises:
+            UsageError: a file cannot be read, or two contradict each other.
+        """
+        found = read_chat_templates(self.folder)
+        own = getattr(self.tokenizer, "chat_template", None)
+        return found if found or own is None else named_templates(own, f"{self.folder}: the tokenizer's chat template")
 
     def fingerprint(self, tensors: Iterable[str] | None = None) -> str:
         """Identifies an encoder by content: copies of a checkpoint have the same fingerprint, in whatever folder they are.

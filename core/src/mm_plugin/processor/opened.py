@@ -61,7 +61,14 @@ class OpenModel:
         check_vocabulary(vocabulary)
         placeholders = self.special_tokens.placeholders
         self.reader = PromptReader(
-            checkpoint.tokenizer, placeholders, vocabulary=vocabulary, placeholder_affixes=spec.placeholder_affixes
+            checkpoint.tokenizer,
+            placeholders,
+            vocabulary=vocabulary,
+            placeholder_affixes=spec.placeholder_affixes,
+            templates=_chat_templates(checkpoint),
+            add_special_tokens=spec.add_special_tokens,
+            special_tokens_in_chat=spec.special_tokens_in_chat,
+            settings=runtime.settings,
         )
         # Fields and replacements depend on these too, and all models of a registry keep their items in one cache.
         parts = [
@@ -127,6 +134,14 @@ def _special_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:
         placeholders={modality: token_id(token) for modality, token in spec.placeholders.items()},
         pairs=tuple((token_id(start), token_id(end)) for start, end in spec.token_pairs),
     )
+
+
+def _chat_templates(checkpoint: Checkpoint) -> Mapping[str, str] | UsageError:
+    """The chat templates, or why they cannot be read: prompts of text and ids need none."""
+    try:
+        return checkpoint.chat_templates()
+    except UsageError as error:
+        return error
 
 
 def _vocabulary_size(config: Any) -> int:

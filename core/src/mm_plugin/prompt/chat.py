@@ -42,7 +42,7 @@ class ChatRenderer:
 
     Args:
         tokenizer: as transformers opens it; templates read its special tokens.
-        templates: the chat templates of the checkpoint by name; the one without a name is `default`.
+        templates: the chat templates of the checkpoint by name, the one without a name as `default`; or why they cannot be read.
         settings: limits of a rendering.
 
     Example:
@@ -55,8 +55,9 @@ class ChatRenderer:
         '[user] ab'
     """
 
-    def __init__(self, tokenizer: Any, templates: Mapping[str, str], settings: Settings) -> None:
+    def __init__(self, tokenizer: Any, templates: Mapping[str, str] | UsageError, settings: Settings) -> None:
         self._settings = settings
+        self._unreadable = templates if isinstance(templates, UsageError) else None
         self._names = {
             name: TracedText.of(str(token), OWN)
             for name, token in getattr(tokenizer, "special_tokens_map", {}).items()
@@ -65,7 +66,7 @@ class ChatRenderer:
         self._templates: dict[str, ChatTemplate] = {}
         self._forms: dict[str, TemplateForms] = {}
         self._faults: dict[str, str] = {}
-        for name, source in templates.items():
+        for name, source in {}.items() if isinstance(templates, UsageError) else templates.items():
             try:
                 self._templates[name] = ChatTemplate(source)
                 self._forms[name] = find_forms(self._templates[name], self._names)
@@ -137,6 +138,8 @@ class ChatRenderer:
         Raises:
             UsageError: there is no such template, or it is broken.
         """
+        if self._unreadable is not None:
+            raise UsageError(self._unreadable.message, argument="checkpoint")
         known = sorted({*self._templates, *self._faults})
         name = arguments.chat_template
         if name is not None and name not in known:

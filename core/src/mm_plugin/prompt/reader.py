@@ -19,6 +19,7 @@ from mm_plugin.prompt.messages import is_messages, plain_message
 from mm_plugin.prompt.protected import ProtectedTokens
 from mm_plugin.prompt.traced import TracedText
 from mm_plugin.settings import Settings
+from mm_plugin.tokenizer_files import named_templates
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
@@ -46,9 +47,10 @@ class PromptReader:
         placeholders: by modality, the id of the token that stands for one media input.
         vocabulary: number of ids that may occur in a prompt, counted from 0; the tokenizer's where None.
         placeholder_affixes: by modality, text that is written before and after each placeholder; see `ModelSpec`.
-        templates: the checkpoint's chat templates by name; the tokenizer's where None.
+        templates: the checkpoint's chat templates by name, or why they cannot be read; the tokenizer's where None.
         add_special_tokens: whether a prompt that is text gets the tokenizer's special tokens at its ends; the tokenizer's own
             default where None.
+        special_tokens_in_chat: whether rendered messages that do not begin with the bos token get them too.
         settings: limits of what a chat template may write.
 
     Example:
@@ -79,8 +81,9 @@ class PromptReader:
         *,
         vocabulary: int | None = None,
         placeholder_affixes: Mapping[Modality, tuple[str, str]] | None = None,
-        templates: Mapping[str, str] | None = None,
+        templates: Mapping[str, str] | UsageError | None = None,
         add_special_tokens: bool | None = None,
+        special_tokens_in_chat: bool = False,
         settings: Settings | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -89,9 +92,11 @@ class PromptReader:
         self._protected = ProtectedTokens(tokenizer, self._placeholders.values())
         self._affixes = PlaceholderAffixes(tokenizer, self._placeholders, placeholder_affixes or {})
         self._encoder = TracedEncoder(tokenizer, self._protected)
-        own = tokenizer_templates(tokenizer) if templates is None else templates
-        self._chat = ChatRenderer(tokenizer, own, settings or Settings())
+        if templates is None:
+            templates = named_templates(tokenizer.chat_template, "tokenizer") if _has_template(tokenizer) else {}
+        self._chat = ChatRenderer(tokenizer, templates, settings or Settings())
         self._special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        self._in_chat = special_tokens_in_chat
 
     def read(
         self,
@@ -153,6 +158,11 @@ class PromptReader:
             )
         return text.plain, True, media
 
+    def begins_with_bos(self, text: str) -> bool:
+        """Whether a rendered text has its first special token already."""
+        bos = getattr(self._tokenizer, "bos_token", None)
+        return bool(bos) and text.startswith(str(bos))
+
     def is_protected(self, ids: np.ndarray) -> np.ndarray:
         """Which ids are special tokens, added tokens or placeholders.
 
@@ -186,15 +196,23 @@ class PromptReader:
 
     def _encode(self, text: TracedText) -> np.ndarray:
         """Ids of rendered messages in which every protected token is the template's own."""
-        return self._encoder.encode(self._affixes.add_to_traced(text, self._protected))
+        ids = self._encoder.encode(self._affixes.add_to_traced(text, self._protected))
+        if not self._in_chat or self.begins_with_bos(text.plain):
+            return ids
+        before, after = self._ends()
+        return np.concatenate([before, ids, after])
+
+    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        bare = np.asarray(self._tokenizer("a", add_special_tokens=False)["input_ids"], dtype=np.int64)
+        whole = np.asarray(self._tokenizer("a", **self._special)["input_ids"], dtype=np.int64)
+        places = range(len(whole) - len(bare) + 1)
+        start = next((place for place in places if np.array_equal(whole[place : place + len(bare)], bare)), 0)
+        return whole[:start], whole[start + len(bare) :]
 
 
-def tokenizer_templates(tokenizer: Any) -> dict[str, str]:
-    """The chat templates that a tokenizer has, by name."""
-    found = getattr(tokenizer, "chat_template", None)
-    if isinstance(found, Mapping):
-        return {str(name): str(template) for name, template in found.items()}
-    return {} if found is None else {"default": str(found)}
+def _has_template(tokenizer: Any) -> bool:
+    return getattr(tokenizer, "chat_template", None) is not None
 
 
 def _check_text(prompt: str) -> None:

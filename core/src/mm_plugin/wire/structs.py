@@ -12,7 +12,13 @@ from mm_plugin import errors
 from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MMPluginError, PluginError, RequestError, UsageError
 from mm_plugin.inputs.encoded import Encoded
-from mm_plugin.inputs.processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, SpecialTokens
+from mm_plugin.inputs.processed import (
+    ItemContent,
+    MultimodalInputs,
+    MultimodalProcessorOutput,
+    PromptUsage,
+    SpecialTokens,
+)
 from mm_plugin.items import (
     ITEM_KEY_BYTES,
     Attention,
@@ -181,9 +187,10 @@ RULES: Mapping[str, StructRule] = {
     ),
     "output": StructRule(
         MultimodalProcessorOutput,
-        {**_OUTPUT, "dropped": _each(_text, tuple)},
+        {**_OUTPUT, "dropped": _each(_text, tuple), "usage": _of(PromptUsage)},
         from_fields=_request(MultimodalProcessorOutput),
     ),
+    "usage": StructRule(PromptUsage, dict.fromkeys(("text", "image", "video", "audio"), _count)),
     "inputs": StructRule(
         MultimodalInputs,
         {

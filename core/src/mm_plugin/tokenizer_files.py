@@ -1,0 +1,129 @@
+"""Which files of a checkpoint hold chat templates and the tokenizer, and which of them cannot be read. Knows no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_plugin.errors import UsageError
+from mm_plugin.settings_files import read_json
+
+_LEGACY, _DEFAULT, _NAMED = "chat_template.json", "chat_template.jinja", "additional_chat_templates"
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+_JSON = (*("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), *_TOKENIZER)
+
+
+def read_chat_templates(folder: Path) -> dict[str, str]:
+    """The chat templates in files of their own, by name, in the order in which transformers' processors look for them.
+
+    Args:
+        folder: the checkpoint's.
+
+    Returns:
+        The template without a name as `default`; empty where no file has one, so that the tokenizer's count.
+
+    Raises:
+        UsageError: a file cannot be read, or two contradict each other.
+    """
+    combined = folder / "processor_config.json"
+    if combined.is_file():
+        section = read_json(combined).get("chat_template")
+        if section is not None:
+            return named_templates(section, f"{combined}: chat_template")
+    named = sorted((folder / _NAMED).glob("*.jinja"))
+    if (folder / _LEGACY).is_file():
+        if named:
+            raise UsageError(
+                f"{folder}: expected chat templates in {_LEGACY} or in {_NAMED}, found both; keep {_NAMED} and move the other to "
+                f"{_DEFAULT}",
+                argument="checkpoint",
+            )
+        return named_templates(read_json(folder / _LEGACY).get("chat_template"), str(folder / _LEGACY))
+    found = {file.stem: _read_text(file) for file in named}
+    if (folder / _DEFAULT).is_file():
+        found["default"] = _read_text(folder / _DEFAULT)
+    return found
+
+
+def named_templates(value: Any, where: str) -> dict[str, str]:
+    """Chat templates by name, of a text, an object, or a list of objects with `name` and `template`.
+
+    Args:
+        value: as a file or a tokenizer has it.
+        where: the place, for the error.
+
+    Raises:
+        UsageError: it has another shape.
+    """
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}
+    if isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair):
+        return dict(value)
+    raise UsageError(
+        f"{where}: expected a chat template as text, or several by name, found {type(value).__name__}", argument="checkpoint"
+    )
+
+
+def tokenizer_fault(folder: Path, error: Exception) -> UsageError:
+    """The error of a tokenizer that cannot be opened; it names the file that is at fault where one is.
+
+    Args:
+        folder: the checkpoint's.
+        error: what was raised.
+    """
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    broken = next((found for name in _JSON if (found := _broken(folder / name)) is not None), None)
+    if broken is not None:
+        return UsageError(f"{broken}; copy the file from the released checkpoint", argument="checkpoint")
+    if not any((folder / name).is_file() for name in _TOKENIZER):
+        return UsageError(
+            f"{folder}: expected a tokenizer in {_TOKENIZER[0]} or {_TOKENIZER[1]}, found none of them; copy the file from the "
+            f"released checkpoint (transformers: {said})",
+            argument="checkpoint",
+        )
+    named = next(name for name in _TOKENIZER if (folder / name).is_file())
+    return UsageError(f"{folder / named}: the tokenizer cannot be opened: {said}", argument="checkpoint")
+
+
+def _broken(path: Path) -> str | None:
+    """What is wrong with a file of the tokenizer; None for one that is sound or absent."""
+    if not path.is_file():
+        return None
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return f"{path}: cannot be read: {error}"
+    if not content:
+        return f"{path}: expected a file of the tokenizer, found an empty one"
+    if path.suffix != ".json":
+        return None
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return f"{path}: expected JSON, found {type(error).__name__}: {error}"
+    if not isinstance(found, dict):
+        return f"{path}: expected a JSON object, found {type(found).__name__}"
+    if path.name == "tokenizer.json":
+        return _broken_tokenizer(path, content.decode())
+    return None
+
+
+def _broken_tokenizer(path: Path, content: str) -> str | None:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_str(content)
+    except Exception as error:  # the package raises Exception itself
+        return f"{path}: the tokenizer cannot be opened: {' '.join(str(error).split())[:400]}"
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as text: {error}", argument="checkpoint") from error
