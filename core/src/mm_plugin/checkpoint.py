@@ -14,7 +14,7 @@ from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings, read_json
 from mm_plugin.spec import ModelSpec
-from mm_plugin.tokenizer_files import named_templates, read_chat_templates, tokenizer_fault
+from mm_plugin.tokenizer_files import find_chat_templates, tokenizer_fault
 
 # What a processor needs from the hub; weights are downloaded when tensors are requested.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -161,9 +161,7 @@ class Checkpoint:
         Raises:
             UsageError: a file cannot be read, or two contradict each other.
         """
-        found = read_chat_templates(self.folder)
-        own = getattr(self.tokenizer, "chat_template", None)
-        return found if found or own is None else named_templates(own, f"{self.folder}: the tokenizer's chat template")
+        return find_chat_templates(self.folder, self.tokenizer)
 
     def fingerprint(self, tensors: Iterable[str] | None = None) -> str:
         """Identifies an encoder by content: copies of a checkpoint have the same fingerprint, in whatever folder they are.

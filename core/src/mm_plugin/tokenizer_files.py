@@ -15,18 +15,26 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", 
 _JSON = (*("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), *_TOKENIZER)
 
 
-def read_chat_templates(folder: Path) -> dict[str, str]:
-    """The chat templates in files of their own, by name, in the order in which transformers' processors look for them.
+def find_chat_templates(folder: Path, tokenizer: Any) -> dict[str, str]:
+    """The chat templates by name: those in files of their own, as for a processor of transformers, or else the tokenizer's.
 
     Args:
         folder: the checkpoint's.
+        tokenizer: as transformers opens it.
 
     Returns:
-        The template without a name as `default`; empty where no file has one, so that the tokenizer's count.
+        The template without a name as `default`; empty where there is none.
 
     Raises:
         UsageError: a file cannot be read, or two contradict each other.
     """
+    found = _in_files(folder)
+    own = getattr(tokenizer, "chat_template", None)
+    return found if found or own is None else named_templates(own, f"{folder}: chat_template of the tokenizer")
+
+
+def _in_files(folder: Path) -> dict[str, str]:
+    """Those in files of their own, in the order in which transformers looks for them."""
     combined = folder / "processor_config.json"
     if combined.is_file():
         section = read_json(combined).get("chat_template")

@@ -19,6 +19,7 @@ from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
 from mm_plugin.sentinels import check_vocabulary
+from mm_plugin.tokenizer_files import find_chat_templates
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -139,7 +140,7 @@ def _special_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:
 def _chat_templates(checkpoint: Checkpoint) -> Mapping[str, str] | UsageError:
     """The chat templates, or why they cannot be read: prompts of text and ids need none."""
     try:
-        return checkpoint.chat_templates()
+        return find_chat_templates(checkpoint.folder, checkpoint.tokenizer)
     except UsageError as error:
         return error
 

@@ -13,11 +13,12 @@ from mm_plugin.prompt.traced import OWN, TracedText, as_clients
 
 ROLES = ("user", "assistant", "system", "tool", "developer")
 Messages = Sequence[Mapping[str, Any]]
+ArgumentsForm = Literal["object", "text"]
 Render = Callable[[Messages, bool], TracedText]
 
 _MAX_CHARS, _SECONDS = 1 << 20, 1.0  # of one probe
 _MARKS = ("quokka", "wombat")  # words that no template writes by itself
-_CALL = {"type": "function", "id": "abcdef123", "function": {"name": "lookup", "arguments": {"place": "Oslo"}}}
+_CALL_ID = "abcdef123"  # nine letters and digits, as some templates demand
 _TOOLS = (
     {
         "type": "function",
@@ -57,7 +58,7 @@ class TemplateForms(msgspec.Struct, frozen=True):
     """
 
     contents: Mapping[tuple[str, bool], ContentForm]
-    arguments: Literal["object", "text"]
+    arguments: ArgumentsForm
 
 
 def find_forms(template: ChatTemplate, names: Mapping[str, Any]) -> TemplateForms:
@@ -67,8 +68,12 @@ def find_forms(template: ChatTemplate, names: Mapping[str, Any]) -> TemplateForm
         template: the template.
         names: what it reads beside messages and tools, such as the special tokens.
     """
-    contents = {(role, tools): find_form(template, names, role, tools) for role in ROLES for tools in (False, True)}
-    return TemplateForms(contents, _arguments_form(_renderer(template, names)))
+    render = _renderer(template, names)
+    arguments = _arguments_form(render)
+    contents = {
+        (role, tools): _content_form(render, role, tools, arguments) for role in ROLES for tools in (False, True)
+    }
+    return TemplateForms(contents, arguments)
 
 
 def find_form(template: ChatTemplate, names: Mapping[str, Any], role: str, with_tools: bool) -> ContentForm:
@@ -80,7 +85,7 @@ def find_form(template: ChatTemplate, names: Mapping[str, Any], role: str, with_
         role: any role, also one that no other model has.
         with_tools: whether the request has tools.
     """
-    return _content_form(_renderer(template, names), role, with_tools)
+    return _content_form(_renderer(template, names), role, with_tools, "object")
 
 
 def _renderer(template: ChatTemplate, names: Mapping[str, Any]) -> Render:
@@ -127,14 +132,14 @@ def _as_parts(first: str, second: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": f"{first} "}, {"type": "text", "text": second}]
 
 
-def _content_form(render: Render, role: str, with_tools: bool) -> ContentForm:
+def _content_form(render: Render, role: str, with_tools: bool, arguments: ArgumentsForm) -> ContentForm:
     """The forms that are good wherever any is, among conversations of several shapes."""
     seen = False
     wins: list[list[bool]] = []
     for form in (_as_text, _as_parts):
         content = form(*_MARKS)
         wins.append([])
-        for shape in _shapes(role, content):
+        for shape in _shapes(role, content, _call({"place": "Oslo"}, arguments)):
             outcome = _outcome(render, shape, with_tools)
             if not outcome:  # a template may read the other messages as parts alone
                 again = _outcome(render, [_filled(part) for part in shape], with_tools)
@@ -149,7 +154,7 @@ def _content_form(render: Render, role: str, with_tools: bool) -> ContentForm:
     return ContentForm(by_text == len(live) or by_text >= by_parts, by_parts == len(live) or by_parts > by_text)
 
 
-def _shapes(role: str, content: Any) -> Iterator[list[dict[str, Any]]]:
+def _shapes(role: str, content: Any, tool_call: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
     """Conversations that a message of this role may stand in, the shortest first."""
     user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
     message = {"role": role, "content": content}
@@ -162,8 +167,8 @@ def _shapes(role: str, content: Any) -> Iterator[list[dict[str, Any]]]:
         yield [user, message]
         yield [user, message, user]
     elif role == "tool":
-        call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        result = message | {"tool_call_id": _CALL["id"], "name": "lookup"}
+        call = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
+        result = message | {"tool_call_id": _CALL_ID, "name": "lookup"}
         yield [user, call, result]
         yield [user, call, result, answer, user]
     elif role in ROLES:
@@ -199,18 +204,22 @@ def _outcome(render: Render, messages: Messages, with_tools: bool) -> bool | Non
 # ---------------------------------------------------------------- tool calls
 
 
-def _arguments_form(render: Render) -> Literal["object", "text"]:
+def _arguments_form(render: Render) -> ArgumentsForm:
     """Objects, unless the template raises at them or prints them as Python does, and reads JSON text."""
     values = {"place": _MARKS[0], "near": True}
-    if _writes_arguments(render, values):
+    if _writes_arguments(render, _call(values, "object")):
         return "object"
-    return "text" if _writes_arguments(render, json.dumps(values)) else "object"
+    return "text" if _writes_arguments(render, _call(values, "text")) else "object"
 
 
-def _writes_arguments(render: Render, arguments: Any) -> bool:
-    call = {**_CALL, "function": {"name": "lookup", "arguments": arguments}}
+def _call(arguments: Mapping[str, Any], form: ArgumentsForm) -> dict[str, Any]:
+    given = arguments if form == "object" else json.dumps(arguments)
+    return {"type": "function", "id": _CALL_ID, "function": {"name": "lookup", "arguments": given}}
+
+
+def _writes_arguments(render: Render, call: Mapping[str, Any]) -> bool:
     user = {"role": "user", "content": "hi"}
-    result = {"role": "tool", "content": "fine", "tool_call_id": _CALL["id"], "name": "lookup"}
+    result = {"role": "tool", "content": "fine", "tool_call_id": _CALL_ID, "name": "lookup"}
     for shape in ([], [result], [result, {"role": "assistant", "content": "yes"}, user]):
         for content in ({"content": ""}, {}):
             for with_tools in (True, False):
