@@ -385,7 +385,9 @@ def test_a_tokenizer_without_a_template_is_reported(readers: dict[str, PromptRea
     reader = reader_of(tokenizer)
     assert reader.read("the").ids.tolist() == tokenizer("the")["input_ids"]
     assert reader.read([1, 2]).ids.tolist() == [1, 2]
-    with pytest.raises(UsageError, match="expected a chat template, found none; send the prompt as text or ids") as caught:
+    with pytest.raises(
+        UsageError, match="expected a chat template, found none; send the prompt as text or ids"
+    ) as caught:
         reader.read(says("the"))
     assert caught.value.argument == "checkpoint"
 

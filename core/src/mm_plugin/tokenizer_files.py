@@ -72,7 +72,8 @@ def named_templates(value: Any, where: str) -> dict[str, str]:
     if isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair):
         return dict(value)
     raise UsageError(
-        f"{where}: expected a chat template as text, or several by name, found {type(value).__name__}", argument="checkpoint"
+        f"{where}: expected a chat template as text, or several by name, found {type(value).__name__}",
+        argument="checkpoint",
     )
 
 

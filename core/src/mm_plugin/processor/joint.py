@@ -61,9 +61,7 @@ def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
             )
 
 
-def has_no_media(
-    model: OpenModel, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments
-) -> bool:
+def has_no_media(model: OpenModel, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments) -> bool:
     """Whether a request is text alone, which is processed as by any other model."""
     return all(is_list(given) and not given for given in media.values()) and not any(
         model.reader.read(prompt, chat=arguments.chat(prompt)).media.values()

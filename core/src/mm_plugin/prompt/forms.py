@@ -111,7 +111,7 @@ def traced_message(message: Mapping[str, Any]) -> dict[Any, Any]:
     Args:
         message: as `plain_message` returns it.
     """
-    traced = as_clients(message)
+    traced: dict[Any, Any] = as_clients(message)
     role = message.get("role")
     if role in _ROLE_WORDS:
         traced["role"] = TracedText.of(role, OWN)
@@ -223,7 +223,7 @@ def _writes_arguments(render: Render, call: Mapping[str, Any]) -> bool:
     for shape in ([], [result], [result, {"role": "assistant", "content": "yes"}, user]):
         for content in ({"content": ""}, {}):
             for with_tools in (True, False):
-                messages = [user, {"role": "assistant", "tool_calls": [call], **content}, *shape]
+                messages: list[dict[str, Any]] = [user, {"role": "assistant", "tool_calls": [call]} | content, *shape]
                 try:
                     written = render(messages, with_tools).plain
                 except Exception:  # noqa: S112 - a template rejects messages by raising anything

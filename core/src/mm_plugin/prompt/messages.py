@@ -67,9 +67,7 @@ def plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) ->
             f"{path}.content: expected text or a list of parts, got {type(content).__name__}",
             path=path,
         )
-    parts = [
-        _plain_part(part, f"{path}.content[{number}]", path, media) for number, part in enumerate(content)
-    ]
+    parts = [_plain_part(part, f"{path}.content[{number}]", path, media) for number, part in enumerate(content)]
     return plain | {"content": parts}
 
 

@@ -83,14 +83,14 @@ def _longest_of(words: Iterable[str]) -> str:
 
 def _pattern_of(node: dict[str, Any]) -> str:
     options = []
-    for first, child in node.items():
+    for first, after in node.items():
         if not first:
             continue
-        chain = re.escape(first)
-        while len(child) == 1 and "" not in child:
-            ((character, child),) = child.items()
+        chain, rest = re.escape(first), after
+        while len(rest) == 1 and "" not in rest:
+            ((character, rest),) = rest.items()
             chain += re.escape(character)
-        options.append(chain + _pattern_of(child))
+        options.append(chain + _pattern_of(rest))
     if not options:
         return ""
     return f"(?:{'|'.join(options)})" + ("?" if "" in node else "")

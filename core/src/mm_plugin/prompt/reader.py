@@ -218,4 +218,3 @@ def _has_template(tokenizer: Any) -> bool:
 def _check_text(prompt: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise RequestError("prompt: text must not contain lone surrogates; decode it as UTF-8", path="prompt")
-

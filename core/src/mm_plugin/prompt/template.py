@@ -38,7 +38,7 @@ class RenderingTooLong(Exception):
 
 
 class ChatTemplate:
-    """One chat template. Final; safe to use from several threads.
+    r"""One chat template. Final; safe to use from several threads.
 
     It sees what transformers gives a template: the same environment, filters, functions and names.
 
@@ -54,7 +54,7 @@ class ChatTemplate:
         >>> template = ChatTemplate("<|{{ messages[0].role }}|>")
         >>> text = template.render({"messages": as_clients([{"role": "user"}])}, max_chars=100, seconds=1.0)
         >>> text, text.origins
-        ('<|user|>', b'\\x01\\x01\\x00\\x00\\x00\\x00\\x01\\x01')
+        ('<|user|>', b'\x01\x01\x00\x00\x00\x00\x01\x01')
     """
 
     def __init__(self, source: str) -> None:
@@ -108,7 +108,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
         )
 
-    concat = staticmethod(join_traced)  # type: ignore[assignment]
+    concat = staticmethod(join_traced)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
@@ -175,10 +175,10 @@ class _Tracing(jinja2.visitor.NodeTransformer):
         self.generic_visit(node)
         return self._call("concat_written", node.nodes)
 
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+    def visit_For(self, node: jinja2.nodes.For) -> Any:
         return self._counted(node)
 
-    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> Any:
         return self._counted(node)
 
     def visit_FilterBlock(self, node: jinja2.nodes.FilterBlock) -> Any:
@@ -216,7 +216,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """`namespace` as a template sees it: it holds no names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - a name in it may be `self`
+    def __init__(*args: Any, **kwargs: Any) -> None:
         given = dict(*args[1:], **kwargs)
         for name in given:
             _check_name(name)
@@ -229,7 +229,9 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace holds no name that begins with an underscore, such as {name}")
+        raise jinja2.exceptions.SecurityError(
+            f"a namespace holds no name that begins with an underscore, such as {name}"
+        )
 
 
 def _raise_exception(message: Any) -> None:
@@ -237,7 +239,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(layout: str) -> TracedText:
-    return TracedText.of(datetime.now().strftime(layout), OWN)  # noqa: DTZ005 - as in transformers, local time
+    return TracedText.of(datetime.now().strftime(layout), OWN)
 
 
 def _tojson(
@@ -269,6 +271,25 @@ def _texts_of(value: Any, sort_keys: bool) -> Iterator[str]:
             yield from _texts_of(part, sort_keys)
 
 
+def _format(formatter: Any, text: TracedText, args: Any, kwargs: Any) -> TracedText:
+    """`str.format`: the pieces of the text as they came, the fields as they are written."""
+    origin = min((text.origins[index : index + 1] for index in range(len(text))), default=OWN)
+    parts: list[TracedText] = []
+    number = 0
+    for literal, field, layout, conversion in formatter.parse(text.plain):
+        parts.append(TracedText.of(literal, origin))
+        if field is None:
+            continue
+        if layout or conversion:
+            return TracedText(formatter.vformat(text.plain, args, kwargs))
+        name = field
+        if field[:1] in ("", ".", "["):
+            name, number = f"{number}{field}", number + 1
+        value, _ = formatter.get_field(name, args, kwargs)
+        parts.append(as_written(value))
+    return join_traced(parts)
+
+
 def _trim(value: Any, chars: str | None = None) -> TracedText:
     return as_written(value).strip(chars)
 
@@ -296,4 +317,3 @@ def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) ->
     else:
         found = (end + by).join(lines)
     return join_traced((by, found)) if first else found
-

@@ -119,7 +119,9 @@ def _without(backend: Any, protected: ProtectedTokens) -> tuple[Any, dict[str, s
     aliases = {token: _LEAD + chr(_FIRST + number) for number, token in enumerate(tokens)}
     added = []
     for token, alias in aliases.items():
-        kept = {name: flags.get(token, {}).get(name, False) for name in ("lstrip", "rstrip", "normalized", "single_word")}
+        kept = {
+            name: flags.get(token, {}).get(name, False) for name in ("lstrip", "rstrip", "normalized", "single_word")
+        }
         added.append(AddedToken(alias, special=False, **kept))
     copy.add_tokens(added)
     return copy, aliases
@@ -134,7 +136,9 @@ def _forget(model: dict[str, Any], tokens: set[str]) -> None:
         return
     known.pop(model.get("unk_token") or "", None)
     named = {known.get(token, token): index for token, index in (vocabulary or {}).items()}
-    gaps = set(range(max(named.values(), default=-1) + 1)) - set(named.values())  # the aliases must get none of these ids
+    gaps = set(range(max(named.values(), default=-1) + 1)) - set(
+        named.values()
+    )  # the aliases must get none of these ids
     model["vocab"] = named | {f"{_LEAD}{_LEAD}{index}": index for index in gaps}
     if "merges" in model:
         pairs = (pair if isinstance(pair, list) else pair.split(" ", 1) for pair in model["merges"])

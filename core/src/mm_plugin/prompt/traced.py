@@ -1,7 +1,7 @@
 """Text that remembers, character by character, who wrote it: the chat template or a client.
 
-A template renders with `TracedText` in place of every string. It compares, hashes and formats like the text that it is, so a template
-cannot see the difference; what is cut, joined or replaced keeps its origin.
+A template renders with `TracedText` in place of every string. It compares, hashes and formats like the text that it is, so a
+template cannot see the difference; what is cut, joined or replaced keeps its origin.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
-# One byte for each character. LOST: a plain string, made by an operation without origins. END: what ends an answer to continue.
+# One byte for each character. LOST: a plain string, made by an operation without origins. END: the mark after an
+# answer that is continued.
 CLIENT, OWN, LOST, END = b"\0", b"\1", b"\2", b"\3"
 
 _FIELD = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<width>[-+ #0]*\d*(?:\.\d+)?)(?P<kind>[a-zA-Z%])")
@@ -25,7 +26,7 @@ class TextTooLong(Exception):
 
 
 class TracedText(str):
-    """Text with the origin of each character. What `str` returns as plain text, because it is not listed here, is LOST.
+    r"""Text with the origin of each character. What `str` returns as plain text, because it is not listed here, is LOST.
 
     Args:
         text: the text.
@@ -35,17 +36,17 @@ class TracedText(str):
         >>> from mm_plugin.prompt.traced import CLIENT, OWN, TracedText
         >>> text = TracedText.of("<|", OWN) + TracedText.of("user", CLIENT) + TracedText.of("|>", OWN)
         >>> text, text[1:4].origins
-        ('<|user|>', b'\\x01\\x00\\x00')
+        ('<|user|>', b'\x01\x00\x00')
     """
 
     __slots__ = ("_origins",)
     _origins: bytes
 
-    def __new__(cls, text: str = "", origins: bytes | None = None) -> TracedText:
+    def __new__(cls, text: str = "", origins: bytes | None = None) -> Self:
         made = str.__new__(cls, text)
         if origins is None:
-            origins = text._origins if isinstance(text, TracedText) else LOST * len(text)
-        made._origins = origins
+            origins = text.origins if isinstance(text, TracedText) else LOST * len(text)
+        made._origins = origins  # noqa: SLF001 - of the object that this makes
         return made
 
     @classmethod
@@ -73,7 +74,9 @@ class TracedText(str):
 
     def __getitem__(self, index: SupportsIndex | slice) -> TracedText:
         part = str.__getitem__(self, index)
-        return TracedText(part, self._origins[index] if isinstance(index, slice) else self._origins[index : _after(index)])
+        return TracedText(
+            part, self._origins[index] if isinstance(index, slice) else self._origins[index : _after(index)]
+        )
 
     def __iter__(self) -> Iterator[TracedText]:  # type: ignore[override]
         for index in range(len(self)):
@@ -131,15 +134,17 @@ class TracedText(str):
 
     # ---------------------------------------------------------------- together
 
-    def __add__(self, other: str, /) -> TracedText:
+    def __add__(self, other: Any, /) -> TracedText:
         if isinstance(other, str):
             return join_traced((self, other))
-        return NotImplemented if hasattr(other, "__radd__") else TracedText(str.__add__(self, other))  # raises its own error
+        if hasattr(other, "__radd__"):
+            return NotImplemented
+        return TracedText(str.__add__(self, other))  # raises its own error
 
     def __radd__(self, other: str, /) -> TracedText:
         return join_traced((other, self)) if isinstance(other, str) else NotImplemented
 
-    def __mul__(self, times: SupportsIndex, /) -> TracedText:
+    def __mul__(self, times: Any, /) -> TracedText:
         if not isinstance(times, int):
             return NotImplemented
         check_length(len(self) * max(0, times))
@@ -154,7 +159,7 @@ class TracedText(str):
         pieces = [piece for part in listed for piece in (self, part)][1:]
         return join_traced(pieces)
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> TracedText:  # type: ignore[override]
+    def replace(self, old: Any, new: Any, count: SupportsIndex = -1, /) -> TracedText:
         if not isinstance(old, str) or not isinstance(new, str):
             return TracedText(str.replace(self, old, new, count))  # raises its own error
         places = [match.start() for match in re.finditer(re.escape(old), self)]
@@ -199,10 +204,6 @@ class TracedText(str):
         found = join_traced((*pieces, self[at:]))
         return found if found.plain == expected else TracedText(str.__mod__(self.plain, values))
 
-    def _formatted(self, value: Any) -> TracedText:
-        """This field of a `%` layout, filled; of the origin of the field."""
-        return TracedText.of(str.__mod__(self.plain, (value,)), self._origins[:1])
-
     # ---------------------------------------------------------------- case
 
     def upper(self) -> TracedText:
@@ -236,10 +237,10 @@ class SafeText(TracedText):
 
     __slots__ = ()
 
-    def __new__(cls, text: Any = "", origins: bytes | None = None) -> SafeText:
+    def __new__(cls, text: Any = "", origins: bytes | None = None) -> Self:
         written = as_written(text)
         made = str.__new__(cls, written)
-        made._origins = written.origins if origins is None else origins
+        made._origins = written.origins if origins is None else origins  # noqa: SLF001 - of the object that this makes
         return made
 
     def __html__(self) -> SafeText:
@@ -254,7 +255,7 @@ class SafeText(TracedText):
     def __radd__(self, other: str, /) -> SafeText:
         return SafeText(join_traced((escaped(other), self))) if isinstance(other, str) else NotImplemented
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> SafeText:  # type: ignore[override]
+    def replace(self, old: Any, new: Any, count: SupportsIndex = -1, /) -> SafeText:
         return SafeText(super().replace(old, escaped(new), count))
 
     def join(self, parts: Iterable[str], /) -> SafeText:
@@ -288,7 +289,7 @@ def join_traced(parts: Iterable[str]) -> TracedText:
     """Texts one after another; a plain string among them is LOST."""
     listed = [part if isinstance(part, TracedText) else TracedText(part) for part in parts]
     check_length(sum(map(len, listed)))
-    return TracedText("".join(listed), b"".join([part._origins for part in listed]))
+    return TracedText("".join(listed), b"".join([part.origins for part in listed]))
 
 
 def _short_fields(layout: TracedText) -> bool:
@@ -304,7 +305,7 @@ def _field(match: re.Match[str], bare: bool, value: Any) -> TracedText:
     if bare and match["kind"] == "s":
         return as_written(value)
     own = value.origins == OWN * len(value) if isinstance(value, TracedText) else type(value) in (int, float)
-    return TracedText.of("%" + match["width"] + match["kind"], OWN if own else CLIENT)._formatted(value)
+    return TracedText.of(f"%{match['width']}{match['kind']}" % (value,), OWN if own else CLIENT)
 
 
 def as_written(value: Any) -> TracedText:

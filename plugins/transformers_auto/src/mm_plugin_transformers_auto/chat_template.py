@@ -24,9 +24,7 @@ def _around(tokenizer: Any, template: str | None, part: Mapping[str, str], word:
     try:
         messages = [{"role": "user", "content": [part]}]
         text = str(
-            tokenizer.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=True
-            )
+            tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
         )
     except Exception:  # a template may refuse such a message with any error; then it shows no pairs
         return "", ""
