@@ -45,9 +45,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         placeholder_affixes: by modality, the text that the model's own processor writes before and after a placeholder. It is
             added before the prompt is tokenized, because the tokenizer may join it with the text beside it.
         add_special_tokens: whether a prompt that is text gets the tokenizer's special tokens at its ends, where the model's own
-            processor decides it; None for the tokenizer's own default.
-        special_tokens_in_chat: whether rendered messages that do not begin with the bos token get them too, as some processors of
-            transformers do. By default nothing is added to what a chat template wrote.
+            processor decides it; None for the tokenizer's own default. Nothing is added to what a chat template wrote.
         specialize: `"module:function"` for plugins that learn from a checkpoint what they can serve of it. It is called with
             this spec and an open `Checkpoint`, and returns the spec for that checkpoint, the `Checkpoint` to continue with, and
             the state that processor and encoder find in `Checkpoint.specialization`. `modalities`, `placeholders` and `fields`
@@ -92,7 +90,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     demo: str | None = None
     placeholder_affixes: Mapping[Modality, tuple[str, str]] = {}
     add_special_tokens: bool | None = None
-    special_tokens_in_chat: bool = False
     specialize: str | None = None
     notes: Mapping[str, str] = {}
 

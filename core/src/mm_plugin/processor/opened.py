@@ -68,7 +68,6 @@ class OpenModel:
             placeholder_affixes=spec.placeholder_affixes,
             templates=_chat_templates(checkpoint),
             add_special_tokens=spec.add_special_tokens,
-            special_tokens_in_chat=spec.special_tokens_in_chat,
             settings=runtime.settings,
         )
         # Fields and replacements depend on these too, and all models of a registry keep their items in one cache.

@@ -50,7 +50,6 @@ class PromptReader:
         templates: the checkpoint's chat templates by name, or why they cannot be read; the tokenizer's where None.
         add_special_tokens: whether a prompt that is text gets the tokenizer's special tokens at its ends; the tokenizer's own
             default where None.
-        special_tokens_in_chat: whether rendered messages that do not begin with the bos token get them too.
         settings: limits of what a chat template may write.
 
     Example:
@@ -83,7 +82,6 @@ class PromptReader:
         placeholder_affixes: Mapping[Modality, tuple[str, str]] | None = None,
         templates: Mapping[str, str] | UsageError | None = None,
         add_special_tokens: bool | None = None,
-        special_tokens_in_chat: bool = False,
         settings: Settings | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -96,7 +94,6 @@ class PromptReader:
             templates = named_templates(tokenizer.chat_template, "tokenizer") if _has_template(tokenizer) else {}
         self._chat = ChatRenderer(tokenizer, templates, settings or Settings())
         self._special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        self._in_chat = special_tokens_in_chat
 
     def read(
         self,
@@ -158,11 +155,6 @@ class PromptReader:
             )
         return text.plain, True, media
 
-    def begins_with_bos(self, text: str) -> bool:
-        """Whether a rendered text has its first special token already."""
-        bos = getattr(self._tokenizer, "bos_token", None)
-        return bool(bos) and text.startswith(str(bos))
-
     def is_protected(self, ids: np.ndarray) -> np.ndarray:
         """Which ids are special tokens, added tokens or placeholders.
 
@@ -196,19 +188,7 @@ class PromptReader:
 
     def _encode(self, text: TracedText) -> np.ndarray:
         """Ids of rendered messages in which every protected token is the template's own."""
-        ids = self._encoder.encode(self._affixes.add_to_traced(text, self._protected))
-        if not self._in_chat or self.begins_with_bos(text.plain):
-            return ids
-        before, after = self._ends()
-        return np.concatenate([before, ids, after])
-
-    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The special tokens that the tokenizer puts before and after a text."""
-        bare = np.asarray(self._tokenizer("a", add_special_tokens=False)["input_ids"], dtype=np.int64)
-        whole = np.asarray(self._tokenizer("a", **self._special)["input_ids"], dtype=np.int64)
-        places = range(len(whole) - len(bare) + 1)
-        start = next((place for place in places if np.array_equal(whole[place : place + len(bare)], bare)), 0)
-        return whole[:start], whole[start + len(bare) :]
+        return self._encoder.encode(self._affixes.add_to_traced(text, self._protected))
 
 
 def _has_template(tokenizer: Any) -> bool:

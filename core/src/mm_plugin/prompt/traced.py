@@ -78,7 +78,7 @@ class TracedText(str):
             part, self._origins[index] if isinstance(index, slice) else self._origins[index : _after(index)]
         )
 
-    def __iter__(self) -> Iterator[TracedText]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[TracedText]:
         for index in range(len(self)):
             yield self[index : index + 1]
 

@@ -45,7 +45,6 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
         "fields": {modality: (*own_fields, *one.field_names) for modality, one in traits.items()},
         "token_pairs": token_pairs(model.tokenizer, _default_template(checkpoint), traits.values()),
         "add_special_tokens": model.runner.add_special_tokens,
-        "special_tokens_in_chat": True,
         "placeholder_affixes": affixes,
         "positions": "mm_plugin_transformers_auto.positions:positions" if has_mrope(model.opened.config) else None,
         "specialize": None,
