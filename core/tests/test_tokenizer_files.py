@@ -116,6 +116,6 @@ def test_a_tokenizer_that_cannot_be_opened_names_its_file(name: str, content: by
 def test_a_folder_without_a_tokenizer_says_which_file_it_expects(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
     with pytest.raises(
-        UsageError, match="expected a tokenizer in tokenizer.json or tokenizer.model, found none of them"
+        UsageError, match=r"expected a tokenizer in tokenizer.json or tokenizer.model, found none of them"
     ):
         Checkpoint.open(tmp_path).tokenizer  # noqa: B018 - opening it is what fails

@@ -14,7 +14,7 @@ from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings, read_json
 from mm_plugin.spec import ModelSpec
-from mm_plugin.tokenizer_files import find_chat_templates, tokenizer_fault
+from mm_plugin.tokenizer_files import check_tokenizer_files, find_chat_templates, tokenizer_fault
 
 # What a processor needs from the hub; weights are downloaded when tensors are requested.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -353,6 +353,7 @@ def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what
 def _auto_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
+    check_tokenizer_files(checkpoint.folder)
     return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
 
 

@@ -77,6 +77,26 @@ def named_templates(value: Any, where: str) -> dict[str, str]:
     )
 
 
+def check_tokenizer_files(folder: Path) -> None:
+    """Refuse a folder without a tokenizer, of which transformers may make an empty one.
+
+    Args:
+        folder: the checkpoint's.
+
+    Raises:
+        UsageError: it has none of the files of a tokenizer.
+    """
+    if not any((folder / name).is_file() for name in ("tokenizer_config.json", *_TOKENIZER)):
+        raise UsageError(_no_tokenizer(folder), argument="checkpoint")
+
+
+def _no_tokenizer(folder: Path) -> str:
+    return (
+        f"{folder}: expected a tokenizer in {_TOKENIZER[0]} or {_TOKENIZER[1]}, found none of them; copy the file from the "
+        "released checkpoint"
+    )
+
+
 def tokenizer_fault(folder: Path, error: Exception) -> UsageError:
     """The error of a tokenizer that cannot be opened; it names the file that is at fault where one is.
 
@@ -89,11 +109,7 @@ def tokenizer_fault(folder: Path, error: Exception) -> UsageError:
     if broken is not None:
         return UsageError(f"{broken}; copy the file from the released checkpoint", argument="checkpoint")
     if not any((folder / name).is_file() for name in _TOKENIZER):
-        return UsageError(
-            f"{folder}: expected a tokenizer in {_TOKENIZER[0]} or {_TOKENIZER[1]}, found none of them; copy the file from the "
-            f"released checkpoint (transformers: {said})",
-            argument="checkpoint",
-        )
+        return UsageError(f"{_no_tokenizer(folder)} (transformers: {said})", argument="checkpoint")
     named = next(name for name in _TOKENIZER if (folder / name).is_file())
     return UsageError(f"{folder / named}: the tokenizer cannot be opened: {said}", argument="checkpoint")
 
