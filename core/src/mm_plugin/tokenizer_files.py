@@ -115,7 +115,7 @@ def tokenizer_fault(folder: Path, error: Exception) -> UsageError:
 
 
 def _broken(path: Path) -> str | None:
-    """What is wrong with a file of the tokenizer; None for one that is sound or absent."""
+    """What is wrong with a file of the tokenizer; None where it can be read, or is not there."""
     if not path.is_file():
         return None
     try:

@@ -17,7 +17,7 @@ ArgumentsForm = Literal["object", "text"]
 Render = Callable[[Messages, bool], TracedText]
 
 _MAX_CHARS, _SECONDS = 1 << 20, 1.0  # of one probe
-_MARKS = ("quokka", "wombat")  # words that no template writes by itself
+_PROBES = ("quokka", "wombat")  # words that no template writes by itself
 _CALL_ID = "abcdef123"  # nine letters and digits, as some templates demand
 _TOOLS = (
     {
@@ -137,7 +137,7 @@ def _content_form(render: Render, role: str, with_tools: bool, arguments: Argume
     seen = False
     wins: list[list[bool]] = []
     for form in (_as_text, _as_parts):
-        content = form(*_MARKS)
+        content = form(*_PROBES)
         wins.append([])
         for shape in _shapes(role, content, _call({"place": "Oslo"}, arguments)):
             outcome = _outcome(render, shape, with_tools)
@@ -183,7 +183,7 @@ def _shapes(role: str, content: Any, tool_call: Mapping[str, Any]) -> Iterator[l
 def _filled(message: dict[str, Any]) -> dict[str, Any]:
     """A message that is not probed, as parts."""
     content = message["content"]
-    if isinstance(content, list) or _MARKS[0] in content:
+    if isinstance(content, list) or _PROBES[0] in content:
         return message
     return message | {"content": [{"type": "text", "text": content}]}
 
@@ -194,10 +194,10 @@ def _outcome(render: Render, messages: Messages, with_tools: bool) -> bool | Non
         written = render(messages, with_tools)
     except Exception:  # a template rejects messages by raising anything
         return None
-    if any(written.count(mark) != 1 for mark in _MARKS):
+    if any(written.count(probe) != 1 for probe in _PROBES):
         return False
-    first, second = (written.find(mark) for mark in _MARKS)
-    between = written.plain[first + len(_MARKS[0]) : second]
+    first, second = (written.find(probe) for probe in _PROBES)
+    between = written.plain[first + len(_PROBES[0]) : second]
     return between.isspace() or between == ""
 
 
@@ -206,7 +206,7 @@ def _outcome(render: Render, messages: Messages, with_tools: bool) -> bool | Non
 
 def _arguments_form(render: Render) -> ArgumentsForm:
     """Objects, unless the template raises at them or prints them as Python does, and reads JSON text."""
-    values = {"place": _MARKS[0], "near": True}
+    values = {"place": _PROBES[0], "near": True}
     if _writes_arguments(render, _call(values, "object")):
         return "object"
     return "text" if _writes_arguments(render, _call(values, "text")) else "object"
@@ -228,6 +228,6 @@ def _writes_arguments(render: Render, call: Mapping[str, Any]) -> bool:
                     written = render(messages, with_tools).plain
                 except Exception:  # noqa: S112 - a template rejects messages by raising anything
                     continue
-                if _MARKS[0] in written:
-                    return f"{{'place': '{_MARKS[0]}'" not in written and f'\\"{_MARKS[0]}' not in written
+                if _PROBES[0] in written:
+                    return f"{{'place': '{_PROBES[0]}'" not in written and f'\\"{_PROBES[0]}' not in written
     return False

@@ -138,7 +138,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks what an assistant said and changes nothing."""
+    """`{% generation %}`, which shows what an assistant said and changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
