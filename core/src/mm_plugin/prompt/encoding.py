@@ -83,11 +83,22 @@ class TracedEncoder:
         places = self._protected.written_in(text.plain)
         _check_known(text.origins, places)
         if all(_is_own(text.origins, *place) for place in places):
-            encoding = plain.encode(text.plain, add_special_tokens=False)
-            ids = np.array(encoding.ids, dtype=np.int64)
-            if self._all_own(text, encoding, ids):
-                return ids
-        return self._text_tokenizer().encode(text)
+            ids, is_own = self._encode_plainly(text, plain)
+            return ids if is_own else self._text_tokenizer().encode(text)
+        try:
+            return self._text_tokenizer().encode(text)
+        except RequestError:
+            # Not every text of a protected token becomes one, such as those of tokens that only match whole words.
+            ids, is_own = self._encode_plainly(text, plain)
+            if not is_own:
+                raise
+            return ids
+
+    def _encode_plainly(self, text: TracedText, plain: Any) -> tuple[np.ndarray, bool]:
+        """The tokenizer's own ids, and whether every protected token among them is the template's."""
+        encoding = plain.encode(text.plain, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        return ids, self._all_own(text, encoding, ids)
 
     def _all_own(self, text: TracedText, encoding: Any, ids: np.ndarray) -> bool:
         """The last check: whether each protected token stands where the template wrote it."""

@@ -93,16 +93,15 @@ class TextTokenizer:
         return ids
 
     def _check_known(self, text: str, encoding: Any, unknown: np.ndarray) -> None:
-        """Refuse the text of a protected token of which the vocabulary knows no text."""
+        """Refuse the text of a protected token of which the vocabulary knows nothing, so that it would be lost."""
         if not len(unknown):
             return
-        inside = np.zeros(len(text) + 1, dtype=np.bool_)
-        for start, end in self._protected.written_in(text):
-            inside[start:end] = True
+        lost = np.zeros(len(text), dtype=np.bool_)
         for index in unknown.tolist():
             start, end = encoding.token_to_chars(index)
-            if inside[start:end].any():
-                raise not_text()
+            lost[start:end] = True
+        if any(lost[start:end].all() for start, end in self._protected.written_in(text)):
+            raise not_text()
 
 
 def _without(backend: Any, protected: ProtectedTokens) -> tuple[Any, dict[str, str]]:
@@ -110,18 +109,22 @@ def _without(backend: Any, protected: ProtectedTokens) -> tuple[Any, dict[str, s
     from tokenizers import AddedToken, Tokenizer
 
     tokens = [*protected.ids_of, *filter(None, protected.unknown[:1])]
+    known = set(tokens)
     described = json.loads(backend.to_str())
     flags = {token["content"]: token for token in described.get("added_tokens") or ()}
-    described["added_tokens"] = [token for name, token in flags.items() if name not in tokens and name]
+    described["added_tokens"] = [token for name, token in flags.items() if name and name not in known]
     described["post_processor"] = None
-    _forget(described["model"], set(tokens))
+    _forget(described["model"], known)
     copy = Tokenizer.from_str(json.dumps(described))
     aliases = {token: _LEAD + chr(_FIRST + number) for number, token in enumerate(tokens)}
     added = []
+    normalizer = backend.normalizer
     for token, alias in aliases.items():
         kept = {
             name: flags.get(token, {}).get(name, False) for name in ("lstrip", "rstrip", "normalized", "single_word")
         }
+        if normalizer is not None and normalizer.normalize_str(alias) != alias:
+            kept["normalized"] = False  # a normalizer that removes the alias would match it everywhere
         added.append(AddedToken(alias, special=False, **kept))
     copy.add_tokens(added)
     return copy, aliases
