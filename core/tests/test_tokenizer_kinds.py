@@ -12,7 +12,10 @@ from mm_plugin.prompt import PromptReader
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 OWN = ["<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+)
 LETTERS = [chr(code) for code in range(33, 127)]
 
 
