@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    chat_rows,
     embed_rows,
     identity_rows,
     pixel_rows,
@@ -31,6 +32,7 @@ OUT = Path(__file__).parents[1] / "out" / "benchmarks.json"
 def all_rows(registry: Registry, checkpoint: Path, tiled: Path) -> Iterator[Row]:
     """Every row, made only when it is measured, so that one at a time holds its arrays."""
     yield from prompt_rows.rows()
+    yield from chat_rows.rows()
     yield from pixel_rows.rows(registry, checkpoint)
     yield from tile_rows.rows(registry, tiled)
     yield from video_rows.rows(registry, checkpoint)

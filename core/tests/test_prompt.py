@@ -160,7 +160,7 @@ ORDINARY: list[list[Any]] = [
 def test_ids_of_ordinary_messages_are_the_tokenizers_own(
     name: str, parts: list[Any], tokenizers: dict[str, PreTrainedTokenizerFast], readers: dict[str, PromptReader]
 ) -> None:
-    messages = [{"role": "system", "content": "the\n"}, *says(*parts), *says("the\n", role="assistant")]
+    messages = [{"role": "system", "content": "the\n"}, *says("the\n", role="assistant"), *says(*parts)]
     expected = tokenizers[name].apply_chat_template(
         messages, tokenize=True, add_generation_prompt=True, return_dict=False
     )
@@ -382,8 +382,14 @@ def test_a_template_that_refuses_is_the_clients_error(messages: list[dict[str, A
 def test_a_tokenizer_without_a_template_is_reported(readers: dict[str, PromptReader]) -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = None
-    with pytest.raises(RequestError, match="template"):
-        reader_of(tokenizer).read(says("the"))
+    reader = reader_of(tokenizer)
+    assert reader.read("the").ids.tolist() == tokenizer("the")["input_ids"]
+    assert reader.read([1, 2]).ids.tolist() == [1, 2]
+    with pytest.raises(
+        UsageError, match="expected a chat template, found none; send the prompt as text or ids"
+    ) as caught:
+        reader.read(says("the"))
+    assert caught.value.argument == "checkpoint"
 
 
 @pytest.mark.parametrize("name", ["byte-level", "metaspace first"])
@@ -508,7 +514,6 @@ def test_messages_are_left_as_they_were(readers: dict[str, PromptReader]) -> Non
         (says("x", 5), "messages[0].content[1]"),
         (says({"type": ["text"]}), "messages[0].content[0]"),
         (says("\ud800"), "messages[0]"),
-        (says("\U000f0000"), "messages[0]"),
         (says("x", role="\udfff"), "messages[0]"),
         (says("x", tools={"\ud800": 1}), "messages[0]"),
     ],
@@ -579,13 +584,12 @@ def test_a_break_holds_where_text_reads_as_a_special_token() -> None:
     assert tokenizer.decode(ids) == "<|im_start|>user\nuserer<|im_end|>er<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_no_client_can_send_a_break(readers: dict[str, PromptReader]) -> None:
-    for message in (
-        {"role": "user", "content": f"a{SEGMENT_BREAK}b"},
-        {"role": "user", "content": "", "x": SEGMENT_BREAK},
-    ):
-        with pytest.raises(RequestError, match="private-use"):
-            next(iter(readers.values())).read([message])
+@pytest.mark.parametrize("text", [f"us{SEGMENT_BREAK}er", f"{SEGMENT_BREAK}", f"\n{SEGMENT_BREAK}\n<|im_end|>"])
+def test_a_break_that_a_client_sends_is_an_ordinary_character(text: str) -> None:
+    tokenizer = byte_level(template=BROKEN)
+    ids = reader_of(tokenizer).read([{"role": "user", "content": text}]).ids
+    assert tokenizer.decode(ids) == f"<|im_start|>user\nuser{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert special_ids(tokenizer, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
 # ---------------------------------------------------------------- text around placeholders

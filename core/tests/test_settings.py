@@ -37,6 +37,8 @@ ENVIRONMENT = [
     ("MM_PLUGIN_FETCH_SECONDS", "1.5", "fetch_seconds", 1.5),
     ("MM_PLUGIN_MAX_REDIRECTS", "0", "max_redirects", 0),
     ("MM_PLUGIN_MAX_ITEM_TOKENS", "7", "max_item_tokens", 7),
+    ("MM_PLUGIN_MAX_RENDERED_CHARS", "700", "max_rendered_chars", 700),
+    ("MM_PLUGIN_RENDER_SECONDS", "2.5", "render_seconds", 2.5),
     ("MM_PLUGIN_MAX_CALLER_HASHES", "9", "max_caller_hashes", 9),
     ("MM_PLUGIN_PREPROCESS_CACHE_BYTES", "0", "preprocess_cache_bytes", 0),
     ("MM_PLUGIN_EMBEDDING_CACHE_BYTES", "123456789012", "embedding_cache_bytes", 123456789012),

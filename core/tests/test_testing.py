@@ -148,11 +148,7 @@ def test_a_reader_that_encodes_messages_as_they_are_is_caught(
 ) -> None:
     from mm_plugin.prompt import PromptReader, encode_rendered
 
-    monkeypatch.setattr(
-        PromptReader,
-        "_encode_messages",
-        lambda self, messages: encode_rendered(self._tokenizer, self._render(messages)),
-    )
+    monkeypatch.setattr(PromptReader, "_encode", lambda self, text: encode_rendered(self._tokenizer, text.plain))
     with pytest.raises(AssertionError, match="became a token of the model"):
         sweep_provenance(opener(Right, runtime)())
 
@@ -160,13 +156,13 @@ def test_a_reader_that_encodes_messages_as_they_are_is_caught(
 def test_a_reader_that_changes_ordinary_text_is_caught(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     from mm_plugin.prompt import PromptReader
 
-    original = PromptReader._encode_messages
+    original = PromptReader._encode
 
-    def careless(self: PromptReader, messages: Any) -> np.ndarray:
-        ids = original(self, messages)
+    def careless(self: PromptReader, text: Any) -> np.ndarray:
+        ids = original(self, text)
         return np.insert(ids, 1, 5)  # a stray token of text
 
-    monkeypatch.setattr(PromptReader, "_encode_messages", careless)
+    monkeypatch.setattr(PromptReader, "_encode", careless)
     with pytest.raises(AssertionError, match="got other ids than the tokenizer's own"):
         sweep_provenance(opener(Right, runtime)())
 
@@ -175,14 +171,14 @@ def test_a_refusal_is_counted_only_where_it_is_allowed(runtime: Runtime, monkeyp
     from mm_plugin.errors import RequestError
     from mm_plugin.prompt import PromptReader
 
-    original = PromptReader._encode_messages
+    original = PromptReader._encode
 
-    def strict(self: PromptReader, messages: Any) -> np.ndarray:
-        if "[end]" in str(messages):
+    def strict(self: PromptReader, text: Any) -> np.ndarray:
+        if text.plain.count("[end]") > 1:  # a client's beside the template's own
             raise RequestError("no")
-        return original(self, messages)
+        return original(self, text)
 
-    monkeypatch.setattr(PromptReader, "_encode_messages", strict)
+    monkeypatch.setattr(PromptReader, "_encode", strict)
     with pytest.raises(AssertionError, match="was refused"):
         sweep_provenance(opener(Right, runtime)())
     assert sweep_provenance(opener(Right, runtime)(), may_refuse=True) > 0

@@ -10,13 +10,13 @@ from typing import Any
 
 from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json, weights_file
 from mm_plugin.errors import UsageError
-from mm_plugin.foreign import is_interruption, words
+from mm_plugin.foreign import is_interruption
 from mm_plugin.identity.digests import digest
 from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
 from mm_plugin.items import Modality
-from mm_plugin.metadata import in_words
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings
 from mm_plugin.spec import ModelSpec
+from mm_plugin.tokenizer_files import check_tokenizer_files, find_chat_templates, tokenizer_fault
 
 # Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
 _TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
@@ -145,7 +145,7 @@ class Checkpoint:
         """The tokenizer, opened by the plugin's function or else by transformers; code in the folder is never run.
 
         Raises:
-            UsageError: the folder has no tokenizer that can be opened.
+            UsageError: the folder has no tokenizer that can be opened; the message names the file.
         """
         if self._tokenizer is None:
             try:
@@ -155,11 +155,16 @@ class Checkpoint:
             except BaseException as error:
                 if is_interruption(error):
                     raise
-                raise UsageError(
-                    f"{self.folder}: the tokenizer cannot be opened: {words(error)}{in_words(error)}",
-                    argument="checkpoint",
-                ) from error
+                raise tokenizer_fault(self.folder, error) from error
         return self._tokenizer
+
+    def chat_templates(self) -> dict[str, str]:
+        """The chat templates by name: those in files of their own, as for a processor of transformers, or else the tokenizer's.
+
+        Raises:
+            UsageError: a file cannot be read, or two contradict each other.
+        """
+        return find_chat_templates(self.folder, self.tokenizer)
 
     def fingerprint(self, tensors: Iterable[str] | None = None) -> str:
         """Identifies an encoder by content: copies of a checkpoint have the same fingerprint, in whatever folder they are.
@@ -353,4 +358,5 @@ def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what
 def _auto_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
+    check_tokenizer_files(checkpoint.folder)
     return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)

@@ -54,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_decoded_pixels: most pixels that are decoded for one video, height x width of each frame. Frames between the sampled
             ones count where they must be decoded too. The default is 75 minutes of 1920 x 1080 at 30 per second.
         max_item_tokens: most prompt tokens for one media input. The default holds the longest video of Qwen's own defaults.
+        max_rendered_chars: longest text that a chat template may write or build, characters.
+        render_seconds: time limit for a chat template to render one request, seconds.
         preprocess_cache_bytes: capacity of the cache of prepared items, bytes.
         embedding_cache_bytes: capacity of the cache of embeddings, bytes.
         max_caller_hashes: most caller hashes that are remembered with their content, to refuse one that is reused for other
@@ -100,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_media_packets: Count = 1_500_000
     max_decoded_pixels: Count = 1 << 38
     max_item_tokens: Count = 131_072
+    max_rendered_chars: Count = 16 * 1024 * 1024
+    render_seconds: Seconds = 10.0
     preprocess_cache_bytes: Bytes = 1024 * 1024 * 1024
     embedding_cache_bytes: Bytes = 1024 * 1024 * 1024
     max_caller_hashes: Count = 65_536

@@ -44,6 +44,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         demo: `"module:Class"` that makes a tiny checkpoint for `mm-plugin demo`, or None.
         placeholder_affixes: by modality, the text that the model's own processor writes before and after a placeholder. It is
             added before the prompt is tokenized, because the tokenizer may join it with the text beside it.
+        add_special_tokens: whether a prompt that is text gets the tokenizer's special tokens at its ends, where the model's own
+            processor decides it; None for the tokenizer's own default. Nothing is added to what a chat template wrote.
         specialize: `"module:function"` for plugins that learn from a checkpoint what they can serve of it. It is called with
             this spec and an open `Checkpoint`, and returns the spec for that checkpoint, the `Checkpoint` to continue with, and
             the state that processor and encoder find in `Checkpoint.specialization`. `modalities`, `placeholders` and `fields`
@@ -87,6 +89,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: Mapping[Modality, Attention] = {}
     demo: str | None = None
     placeholder_affixes: Mapping[Modality, tuple[str, str]] = {}
+    add_special_tokens: bool | None = None
     specialize: str | None = None
     notes: Mapping[str, str] = {}
 

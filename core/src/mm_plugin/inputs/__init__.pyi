@@ -1,7 +1,7 @@
 from .batch import ForwardBatch
 from .encoded import Encoded
 from .precomputed import PrecomputedEmbeddings, ProcessorOutput
-from .processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, NextTurn, SpecialTokens
+from .processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, NextTurn, PromptUsage, SpecialTokens
 from .request_media import Recipe, RequestMedia, Retain
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "NextTurn",
     "PrecomputedEmbeddings",
     "ProcessorOutput",
+    "PromptUsage",
     "Recipe",
     "RequestMedia",
     "Retain",

@@ -41,6 +41,45 @@ class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
         return self.placeholders.get(Modality.AUDIO)
 
 
+class PromptUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens of a prompt are what: each token counts once, for the media input whose embedding it takes or as text.
+
+    Attributes:
+        text: tokens of text, the start and end tokens of media inputs among them.
+        image: tokens that take an embedding of an image.
+        video: of a video.
+        audio: of an audio input.
+
+    Example:
+        >>> import numpy as np
+        >>> PromptUsage.of(np.array([0, 0, 1, 1, 0]))
+        PromptUsage(text=3, image=2, video=0, audio=0)
+    """
+
+    text: int = 0
+    image: int = 0
+    video: int = 0
+    audio: int = 0
+
+    @classmethod
+    def of(cls, token_modalities: np.ndarray) -> PromptUsage:
+        """The usage of a prompt.
+
+        Args:
+            token_modalities: as in `MultimodalProcessorOutput`.
+
+        Shape:
+            token_modalities [N] int64.
+        """
+        found = {modality.name.lower(): int(np.count_nonzero(token_modalities == modality)) for modality in Modality}
+        return cls(text=len(token_modalities) - sum(found.values()), **found)
+
+    @property
+    def total(self) -> int:
+        """All tokens of the prompt."""
+        return self.text + self.image + self.video + self.audio
+
+
 class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
     """What a processor's `process` returns: all that a scheduler and a GPU worker need of one request.
 
@@ -58,6 +97,7 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
         position_options: by name, the options given at load that `ModelSpec.positions` may depend on; a scheduler that computes
             positions itself passes them as `options`.
         dropped: paths of media inputs that were left out because the prompt was too long, such as `images[0]`.
+        usage: how many prompt tokens are text, image, video and audio.
 
     Example:
         >>> import numpy as np
@@ -79,6 +119,7 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
     mrope_position_delta: int | None = None
     position_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    usage: PromptUsage = PromptUsage()
 
     def split(self) -> tuple[MultimodalInputs, list[ItemContent]]:
         """What a scheduler keeps, a few kilobytes, and what only the worker needs; `MultimodalInputs.attach` joins them there.

@@ -178,7 +178,13 @@ def _check_jpeg2000(data: bytes) -> None:
         right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
         (components,) = struct.unpack_from(">H", data, start + 40)
         for index in range(components):
-            _, across, down = struct.unpack_from(">3B", data, start + 42 + 3 * index)
+            depth, across, down = struct.unpack_from(">3B", data, start + 42 + 3 * index)
+            if depth & 0x80 or (components > 1 and depth > 7):
+                # Pillow wraps the levels of colors that have more bits.
+                bits = f"{(depth & 0x7F) + 1} bits" + (" with a sign" if depth & 0x80 else "")
+                raise MediaError(
+                    f"the JPEG 2000 image has {components} components of {bits}; convert it to 8 bits", reason="mode"
+                )
             if (across > 1 or down > 1) and any(
                 edge % max(1, step) for edge, step in ((right, across), (left, across), (bottom, down), (top, down))
             ):

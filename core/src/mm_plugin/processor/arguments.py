@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from mm_plugin.errors import PlaceholderError, UsageError
+from mm_plugin.errors import PlaceholderError, RequestError, UsageError
 from mm_plugin.items import Modality
 from mm_plugin.media.with_options import WithOptions
+from mm_plugin.prompt.chat import ChatArguments
+from mm_plugin.prompt.messages import copied, is_messages
 
 HashScope = Literal["fingerprinted", "raw"]
 Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
@@ -31,6 +33,26 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     on_overflow: Overflow = "error"
     expanded: bool = False
     deadline: float | None = None
+    tools: Any = None
+    documents: Any = None
+    chat_template: str | None = None
+    continue_final_message: bool | None = None
+
+    def chat(self, prompt: Any) -> ChatArguments:
+        """What a chat template reads beside the messages of a prompt.
+
+        Raises:
+            RequestError: tools or documents are not lists of objects, hold text that cannot be encoded, or are nested too deeply.
+            UsageError: they come with a prompt that is not messages.
+        """
+        given = {name: getattr(self, name) for name in ChatArguments.__struct_fields__}
+        named = next((name for name, value in given.items() if value is not None), None)
+        if named is not None and not is_messages(prompt):
+            raise UsageError(f"{named}: only a prompt of chat messages can have it", argument=named)
+        for name in ("tools", "documents"):
+            if given[name] is not None:
+                given[name] = _objects(given[name], name)
+        return ChatArguments(**given)
 
     def __post_init__(self) -> None:
         if self.salt is not None and not isinstance(self.salt, str | bytes):
@@ -43,6 +65,16 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
             )
         if type(self.expanded) is not bool:
             raise UsageError(f"expanded must be True or False, not {type(self.expanded).__name__}", argument="expanded")
+        if self.chat_template is not None and not isinstance(self.chat_template, str):
+            raise UsageError(
+                f"chat_template must be the name of a template, not {type(self.chat_template).__name__}",
+                argument="chat_template",
+            )
+        if self.continue_final_message not in (None, True, False):
+            raise UsageError(
+                f"continue_final_message must be True, False or None, not {self.continue_final_message!r}",
+                argument="continue_final_message",
+            )
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
@@ -62,6 +94,17 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
 def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _objects(value: Any, name: str) -> list[Any]:
+    """A copy of a list of objects that a client sent."""
+    if not is_list(value):
+        raise RequestError(f"{name}: expected a list of objects, got {type(value).__name__}", path=name)
+    for index, entry in enumerate(value):
+        if not isinstance(entry, Mapping):
+            path = f"{name}[{index}]"
+            raise RequestError(f"{path}: expected an object, got {type(entry).__name__}", path=path)
+    return [copied(entry, f"{name}[{index}]") for index, entry in enumerate(value)]
 
 
 def is_list(value: Any) -> bool:

@@ -90,7 +90,7 @@ def jointly(
 ) -> Generator[Call | Each, Any, MultimodalProcessorOutput]:
     """A request whose media inputs are prepared together; nothing of it is cached."""
     joint.check_joint_arguments(model, arguments)
-    if (yield Call(partial(joint.has_no_media, model, prompt, media), "reading the prompt")):
+    if (yield Call(partial(joint.has_no_media, model, prompt, media, arguments), "reading the prompt")):
         output = yield from itemwise(model, preparer, prompt, media, arguments, options)
         return output
     request = yield Call(partial(joint.read_jointly, model, prompt, media, arguments, options), "reading the prompt")

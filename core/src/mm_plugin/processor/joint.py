@@ -64,10 +64,10 @@ def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
             )
 
 
-def has_no_media(model: OpenModel, prompt: Any, media: Mapping[Modality, Sequence[Any]]) -> bool:
+def has_no_media(model: OpenModel, prompt: Any, media: Mapping[Modality, Sequence[Any]], arguments: Arguments) -> bool:
     """Whether a request is text alone, which is processed as by any other model."""
     return all(is_list(given) and not given for given in media.values()) and not any(
-        model.reader.read(prompt).media.values()
+        model.reader.read(prompt, chat=arguments.chat(prompt)).media.values()
     )
 
 
@@ -79,7 +79,7 @@ def read_jointly(
     options: Mapping[str, Any],
 ) -> JointRequest:
     """The text and the media inputs of a request."""
-    text, rendered, inside = model.reader.read_text(prompt)
+    text, rendered, inside = model.reader.read_text(prompt, arguments.chat(prompt))
     values = {modality: in_order(modality, inside[modality], media[modality]) for modality in Modality}
     counts = count(model, values)
     if arguments.mm_hashes is not None:

@@ -20,6 +20,7 @@ from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.options import OptionTable
 from mm_plugin.prompt.reader import PromptReader
 from mm_plugin.sentinels import check_vocabulary
+from mm_plugin.tokenizer_files import find_chat_templates
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -62,7 +63,13 @@ class OpenModel:
         check_vocabulary(vocabulary)
         placeholders = self.special_tokens.placeholders
         self.reader = PromptReader(
-            checkpoint.tokenizer, placeholders, vocabulary=vocabulary, placeholder_affixes=spec.placeholder_affixes
+            checkpoint.tokenizer,
+            placeholders,
+            vocabulary=vocabulary,
+            placeholder_affixes=spec.placeholder_affixes,
+            templates=_chat_templates(checkpoint),
+            add_special_tokens=spec.add_special_tokens,
+            settings=runtime.settings,
         )
         # Fields and replacements depend on these too, and all models of a registry keep their items in one cache.
         parts = [
@@ -140,6 +147,14 @@ def special_tokens_of(spec: ModelSpec, checkpoint: Checkpoint) -> SpecialTokens:
         placeholders={modality: token_id(token) for modality, token in spec.placeholders.items()},
         pairs=tuple((token_id(start), token_id(end)) for start, end in spec.token_pairs),
     )
+
+
+def _chat_templates(checkpoint: Checkpoint) -> Mapping[str, str] | UsageError:
+    """The chat templates, or why they cannot be read: prompts of text and ids need none."""
+    try:
+        return find_chat_templates(checkpoint.folder, checkpoint.tokenizer)
+    except UsageError as error:
+        return error
 
 
 def _vocabulary_size(config: Any) -> int:

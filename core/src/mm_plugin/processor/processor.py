@@ -166,6 +166,10 @@ class Processor:
         on_overflow: Overflow = "error",
         expanded: bool = False,
         deadline: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool | None = None,
         **options: Any,
     ) -> MultimodalProcessorOutput:
         """Everything about one request, or one error that says whose fault it is.
@@ -192,6 +196,12 @@ class Processor:
             deadline: when the request must be done, in seconds of `time.monotonic()`. Nothing of it is begun after that: no media
                 input is fetched, opened, decoded or prepared; what runs then may end. A `preparer` of your own is called before
                 it or not at all.
+            tools: for chat messages: descriptions of the tools that the model may call, as in the OpenAI API.
+            documents: for chat messages: texts that the model may refer to, as objects with `title` and `text`.
+            chat_template: for chat messages: name of the template, where the checkpoint has several. By default `tool_use` if there
+                are tools, otherwise `default`.
+            continue_final_message: for chat messages: whether the model continues the last message; None continues an
+                assistant's text, and begins a new answer after any other message.
             **options: options of the plugin's `Options` that may be given per call, for all media inputs of the request.
 
         Raises:
@@ -208,6 +218,10 @@ class Processor:
             on_overflow=on_overflow,
             expanded=expanded,
             deadline=deadline,
+            tools=tools,
+            documents=documents,
+            chat_template=chat_template,
+            continue_final_message=continue_final_message,
         )
         with self._reported() as report, translate_errors(self._opened.author, self._runtime.check_open):
             until = Deadline(arguments.deadline)

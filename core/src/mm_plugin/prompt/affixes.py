@@ -9,6 +9,8 @@ import numpy as np
 
 from mm_plugin.items import Modality
 from mm_plugin.prompt.encoding import encode_rendered
+from mm_plugin.prompt.protected import ProtectedTokens
+from mm_plugin.prompt.traced import OWN, TracedText, join_traced
 
 
 class PlaceholderAffixes:
@@ -32,6 +34,17 @@ class PlaceholderAffixes:
             token = str(self._tokenizer.convert_ids_to_tokens(index))
             text = text.replace(token, before + token + after)
         return text
+
+    def add_to_traced(self, text: TracedText, protected: ProtectedTokens) -> TracedText:
+        """The same for rendered messages, where a placeholder that a client typed stays text."""
+        if not self._affixes:
+            return text
+        pieces, at = [], 0
+        for start, end in protected.own_of(text):
+            before, after = self._affixes.get(protected.ids_of.get(text.plain[start:end], -1), ("", ""))
+            pieces += [text[at:start], TracedText.of(before, OWN), text[start:end], TracedText.of(after, OWN)]
+            at = end
+        return join_traced((*pieces, text[at:]))
 
     def add_to_ids(self, ids: np.ndarray) -> np.ndarray:
         """The same for ids: the affixes are encoded separately, since there is no text beside them to join.

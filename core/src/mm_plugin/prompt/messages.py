@@ -7,7 +7,6 @@ from typing import Any
 
 from mm_plugin.errors import PlaceholderError, RequestError
 from mm_plugin.items import Modality
-from mm_plugin.prompt.masking import checked_text
 from mm_plugin.prompt.media_parts import MEDIA_PARTS, REFUSED_PARTS, read_media_part
 
 _TEXT_PARTS = ("text", "input_text")
@@ -46,32 +45,36 @@ def plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) ->
         >>> media
         {<Modality.IMAGE: 1>: ['a.png']}
     """
+    path = f"messages[{index}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PlaceholderError(
-            f"messages[{index}]: expected an object with a text role, got {type(message).__name__}",
-            path=f"messages[{index}]",
+            f"{path}: expected an object with a text role, got {type(message).__name__}",
+            path=path,
         )
     content = message.get("content")
+    # Null is absent, as in transformers: what serializers write for a field that was not set.
     plain = {
-        checked_text(str(name), index): _copied(part, index) for name, part in message.items() if name != "content"
+        checked_text(str(name), path): copied(part, path)
+        for name, part in message.items()
+        if name != "content" and part is not None
     }
-    if content is None or isinstance(content, str):
-        return plain | {"content": checked_text(content or "", index)}
+    if content is None:
+        return plain
+    if isinstance(content, str):
+        return plain | {"content": checked_text(content, path)}
     if not isinstance(content, Sequence):
         raise PlaceholderError(
-            f"messages[{index}].content: expected text or a list of parts, got {type(content).__name__}",
-            path=f"messages[{index}]",
+            f"{path}.content: expected text or a list of parts, got {type(content).__name__}",
+            path=path,
         )
-    parts = [
-        _plain_part(part, f"messages[{index}].content[{number}]", index, media) for number, part in enumerate(content)
-    ]
+    parts = [_plain_part(part, f"{path}.content[{number}]", path, media) for number, part in enumerate(content)]
     return plain | {"content": parts}
 
 
-def _plain_part(part: Any, path: str, index: int, media: dict[Modality, list[Any]]) -> dict[str, Any]:
+def _plain_part(part: Any, path: str, message: str, media: dict[Modality, list[Any]]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return {"type": "text", "text": checked_text(part["text"], index)}
+        return {"type": "text", "text": checked_text(part["text"], message)}
     if not isinstance(kind, str) or kind not in MEDIA_PARTS:
         known = ", ".join((*_TEXT_PARTS, *MEDIA_PARTS))
         why = f"; {REFUSED_PARTS[kind]}" if isinstance(kind, str) and kind in REFUSED_PARTS else ""
@@ -83,18 +86,39 @@ def _plain_part(part: Any, path: str, index: int, media: dict[Modality, list[Any
     return {"type": modality.name.lower()}
 
 
-def _copied(value: Any, index: int, depth: int = 0) -> Any:
+def copied(value: Any, path: str, depth: int = 0) -> Any:
+    """A copy of what a client sent, with text that can be encoded.
+
+    Args:
+        value: what JSON can hold.
+        path: where it stands, for errors.
+        depth: levels above it.
+
+    Raises:
+        RequestError: its text is not valid Unicode, or it is nested too deeply.
+    """
     if depth > _MAX_DEPTH:
-        raise RequestError(
-            f"messages[{index}]: must be nested at most {_MAX_DEPTH} levels deep", path=f"messages[{index}]"
-        )
+        raise RequestError(f"{path}: must be nested at most {_MAX_DEPTH} levels deep", path=path)
     if isinstance(value, str):
-        return checked_text(value, index)
+        return checked_text(value, path)
     if isinstance(value, Mapping):
-        return {checked_text(str(name), index): _copied(part, index, depth + 1) for name, part in value.items()}
+        return {checked_text(str(name), path): copied(part, path, depth + 1) for name, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_copied(part, index, depth + 1) for part in value]
+        return [copied(part, path, depth + 1) for part in value]
     return value
+
+
+def checked_text(text: str, path: str) -> str:
+    """Text that can be encoded.
+
+    Raises:
+        RequestError: it has a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{path}: text must not contain lone surrogates; decode it as UTF-8", path=path) from None
+    return text
 
 
 def _described(part: Any) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-# With composed and decomposed characters: what the normalizer of a tokenizer may turn a character into.
-_NORMAL_FORMS: tuple[Literal["NFKC", "NFKD"], ...] = ("NFKC", "NFKD")
+from mm_plugin.prompt.traced import TracedText, own_spans
+
+# Added tokens of whitespace alone, as it stands in a text or in a vocabulary, are how a tokenizer cuts ordinary text.
+_WHITESPACE = re.compile(r"[\s▁]*")
 
 
 class ProtectedTokens:
@@ -20,22 +21,29 @@ class ProtectedTokens:
         tokenizer: as transformers opens it.
         placeholders: ids of tokens that stand for media inputs. A placeholder of the plain vocabulary, which is in no list of
             added tokens, is the first that a client would forge.
+
+    Attributes:
+        ids_of: the ids by text, without the unknown token, which ordinary text may become as well.
+        unknown: text and id of the unknown token; empty text where there is none.
     """
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[int]) -> None:
         tokens = {str(token): int(index) for token, index in tokenizer.get_added_vocab().items()}
         tokens |= {str(tokenizer.convert_ids_to_tokens(index)): index for index in placeholders}
-        # Some vocabularies turn ordinary text into the unknown token: it is not a sign of forgery.
         unknown = getattr(tokenizer, "unk_token", None)
-        self._tokens = {token: index for token, index in tokens.items() if token and token != unknown}
-        self._ids = np.array(sorted(self._tokens.values()), dtype=np.int64)
-        self._first_characters = {token[0] for token in self._tokens}
-        longest_first = sorted(self._tokens, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if longest_first else r"(?!)()")
+        self.unknown = ("", -1) if not unknown else (str(unknown), int(tokenizer.convert_tokens_to_ids(str(unknown))))
+        self.ids_of = {
+            token: index
+            for token, index in tokens.items()
+            if not _WHITESPACE.fullmatch(token) and token != self.unknown[0]
+        }
+        self._ids = np.array(sorted(self.ids_of.values()), dtype=np.int64)
+        written = [*self.ids_of, *filter(None, self.unknown[:1])]
+        self._pattern = re.compile(_longest_of(written) if written else r"(?!)")
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._tokens)
+        return bool(self.ids_of)
 
     def mask(self, ids: np.ndarray) -> np.ndarray:
         """Which ids are protected tokens.
@@ -50,27 +58,39 @@ class ProtectedTokens:
         found: np.ndarray = ids[self.mask(ids)]
         return found
 
-    def id_of(self, token: str) -> int:
-        """The id of a protected token."""
-        return self._tokens[token]
+    def written_in(self, text: str) -> list[tuple[int, int]]:
+        """Where the texts of protected tokens and of the unknown token stand in a text, as half-open intervals."""
+        return [match.span() for match in self._pattern.finditer(text)]
 
-    def split(self, text: str) -> list[str]:
-        """Text and protected tokens in turns; text first and last, and empty where there is none."""
-        return self._pattern.split(text)
+    def own_of(self, text: TracedText) -> Iterator[tuple[int, int]]:
+        """Where the template itself wrote the text of one of them, the unknown token included; in order."""
+        plain = text.plain
+        for start, end in own_spans(text.origins):
+            for match in self._pattern.finditer(plain, start, end):
+                yield match.span()
 
-    def starts(self, text: str) -> list[int]:
-        """Indices of characters at which a whole protected token begins."""
-        return [match.start() for match in self._pattern.finditer(text)]
 
-    def possible_starts(self, text: str) -> list[int]:
-        """Indices of characters that could begin a protected token, also after compatibility normalization."""
-        firsts = self._first_characters
-        return [
-            index
-            for index, character in enumerate(text)
-            if character in firsts
-            or (
-                character > "\x7f"
-                and any(unicodedata.normalize(form, character)[:1] in firsts for form in _NORMAL_FORMS)
-            )
-        ]
+def _longest_of(words: Iterable[str]) -> str:
+    """A pattern of the longest of some words; as a tree of their characters, because there can be thousands of them."""
+    tree: dict[str, Any] = {}
+    for word in words:
+        node = tree
+        for character in word:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern_of(tree)
+
+
+def _pattern_of(node: dict[str, Any]) -> str:
+    options = []
+    for first, after in node.items():
+        if not first:
+            continue
+        chain, rest = re.escape(first), after
+        while len(rest) == 1 and "" not in rest:
+            ((character, rest),) = rest.items()
+            chain += re.escape(character)
+        options.append(chain + _pattern_of(rest))
+    if not options:
+        return ""
+    return f"(?:{'|'.join(options)})" + ("?" if "" in node else "")

@@ -10,14 +10,16 @@ import numpy as np
 
 from mm_plugin.arrays import as_ids
 from mm_plugin.errors import RequestError, UsageError
-from mm_plugin.foreign import is_interruption, words
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.prompt.affixes import PlaceholderAffixes
-from mm_plugin.prompt.encoding import RunEncoder, encode_rendered
-from mm_plugin.prompt.masking import Mask
+from mm_plugin.prompt.chat import ChatArguments, ChatRenderer
+from mm_plugin.prompt.encoding import TracedEncoder
 from mm_plugin.prompt.messages import is_messages, plain_message
 from mm_plugin.prompt.protected import ProtectedTokens
+from mm_plugin.prompt.traced import TracedText
+from mm_plugin.settings import Settings
+from mm_plugin.tokenizer_files import named_templates
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, eq=False):
@@ -45,6 +47,10 @@ class PromptReader:
         placeholders: by modality, the id of the token that stands for one media input.
         vocabulary: number of ids that may occur in a prompt, counted from 0; the tokenizer's where None.
         placeholder_affixes: by modality, text that is written before and after each placeholder; see `ModelSpec`.
+        templates: the checkpoint's chat templates by name, or why they cannot be read; the tokenizer's where None.
+        add_special_tokens: whether a prompt that is text gets the tokenizer's special tokens at its ends; the tokenizer's own
+            default where None.
+        settings: limits of what a chat template may write.
 
     Example:
         >>> from mm_plugin import Modality
@@ -74,45 +80,59 @@ class PromptReader:
         *,
         vocabulary: int | None = None,
         placeholder_affixes: Mapping[Modality, tuple[str, str]] | None = None,
+        templates: Mapping[str, str] | UsageError | None = None,
+        add_special_tokens: bool | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._placeholders = dict(placeholders)
         self._protected = ProtectedTokens(tokenizer, self._placeholders.values())
         self._affixes = PlaceholderAffixes(tokenizer, self._placeholders, placeholder_affixes or {})
-        self._runs = RunEncoder(tokenizer, self._protected)
+        self._encoder = TracedEncoder(tokenizer, self._protected)
+        if templates is None:
+            templates = named_templates(tokenizer.chat_template, "tokenizer") if _has_template(tokenizer) else {}
+        self._chat = ChatRenderer(tokenizer, templates, settings or Settings())
+        self._special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
 
     def read(
-        self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]] | np.ndarray | Any, *, expanded: bool = False
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]] | np.ndarray | Any,
+        *,
+        expanded: bool = False,
+        chat: ChatArguments | None = None,
     ) -> TokenizedPrompt:
         """Token ids and slots of a prompt.
 
         Args:
             prompt: text, token ids, or chat messages with content parts as in the OpenAI API.
             expanded: the ids hold the tokens of media inputs already, so no slots are searched.
+            chat: what the chat template reads beside messages.
 
         Raises:
             RequestError: the chat template rejects the messages, or text cannot be kept from becoming a special token, or an
                 id is outside the vocabulary.
-            UsageError: the prompt is neither text, nor ids, nor messages.
+            UsageError: the prompt is neither text, nor ids, nor messages, or the checkpoint has no chat template for messages.
         """
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
             _check_text(prompt)
-            ids = np.asarray(self._tokenizer(self._affixes.add_to_text(prompt))["input_ids"], dtype=np.int64)
+            found = self._tokenizer(self._affixes.add_to_text(prompt), **self._special)
+            ids = np.asarray(found["input_ids"], dtype=np.int64)
         elif is_messages(prompt):
-            ids = self._encode_messages(_plain_messages(prompt, media))
+            ids = self._encode(self._traced(prompt, media, chat or ChatArguments()))
         else:
             ids = self._checked_ids(prompt)
             if not expanded:
                 ids = self._affixes.add_to_ids(ids)
         return TokenizedPrompt(ids, [] if expanded else self._slots(ids), media)
 
-    def read_text(self, prompt: Any) -> tuple[str, bool, dict[Modality, list[Any]]]:
+    def read_text(self, prompt: Any, chat: ChatArguments | None = None) -> tuple[str, bool, dict[Modality, list[Any]]]:
         """A prompt as text, for models that place media inputs themselves.
 
         Args:
             prompt: text, or chat messages with content parts as in the OpenAI API.
+            chat: what the chat template reads beside messages.
 
         Returns:
             The text, whether a chat template rendered it, and the media inputs inside the messages.
@@ -127,14 +147,13 @@ class PromptReader:
             return prompt, False, media
         if not is_messages(prompt):
             raise UsageError("prompt: this model takes text or messages, not token ids", argument="prompt")
-        messages = _plain_messages(prompt, media)
-        ids, text = self._encode_messages(messages), self._render(messages)
-        if not np.array_equal(ids, encode_rendered(self._tokenizer, self._affixes.add_to_text(text))):
+        text = self._traced(prompt, media, chat or ChatArguments())
+        if not self._encoder.as_tokenizer(self._affixes.add_to_traced(text, self._protected)):
             raise RequestError(
                 "messages: text in them reads as a special token of the model, which takes its prompt as text; remove it",
                 path="messages",
             )
-        return text, True, media
+        return text.plain, True, media
 
     def is_protected(self, ids: np.ndarray) -> np.ndarray:
         """Which ids are special tokens, added tokens or placeholders.
@@ -162,67 +181,20 @@ class PromptReader:
         slots = [(slot, modality) for modality, token in self._placeholders.items() for slot in find_slots(ids, token)]
         return sorted(slots, key=lambda pair: pair[0].start)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except BaseException as error:
-            if is_interruption(error):
-                raise
-            # The template is the checkpoint's, the messages are the client's; a template rejects messages by raising.
-            raise RequestError(
-                f"messages: the chat template rejected them ({words(error)})", path="messages"
-            ) from error
+    def _traced(self, prompt: Any, media: dict[Modality, list[Any]], chat: ChatArguments) -> TracedText:
+        """Rendered messages; their media inputs are appended to `media`."""
+        messages = [plain_message(message, index, media) for index, message in enumerate(prompt)]
+        return self._chat.render(messages, chat)
 
-    def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Ids of rendered messages in which every protected token is the template's own.
+    def _encode(self, text: TracedText) -> np.ndarray:
+        """Ids of rendered messages in which every protected token is the template's own."""
+        return self._encoder.encode(self._affixes.add_to_traced(text, self._protected))
 
-        The messages are rendered twice, the second time with stand-ins for every character that could begin a protected
-        token in a client's text, so the protected tokens of the second rendering are the template's. Where the first has the
-        same, its ids are the answer, the tokenizer's own by construction. Otherwise the text between the template's tokens is
-        encoded run by run, as text only, if that is seen to give the tokenizer's ids for the second rendering.
-        """
-        text = self._render(messages)
-        if not self._protected:
-            return encode_rendered(self._tokenizer, self._affixes.add_to_text(text))
-        mask, masked = self._mask(messages, text)
-        # A stand-in hides a client's placeholder, so that nothing is written around what is only text.
-        text, masked = self._affixes.add_to_text(text), self._affixes.add_to_text(masked)
-        ids = encode_rendered(self._tokenizer, text)
-        if not mask.used:
-            return ids
-        masked_ids = encode_rendered(self._tokenizer, masked)
-        own = self._protected.select(masked_ids)
-        if np.array_equal(self._protected.select(ids), own):
-            return ids
-        if np.array_equal(self._runs.encode(masked), masked_ids):
-            ids = self._runs.encode(masked, reveal=mask.reveal)
-            if np.array_equal(self._protected.select(ids), own):
-                return ids
-        raise RequestError(
-            "messages: text in them reads as a special token of the model, and this tokenizer cannot encode it as text; "
-            "remove it",
-            path="messages",
-        )
 
-    def _mask(self, messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mask, str]:
-        """A mask of the messages whose rendering differs from the text in the stand-ins alone, and that rendering."""
-        for choose in (self._protected.possible_starts, self._protected.starts):
-            mask = Mask(choose, self._protected.starts)
-            try:
-                masked = self._render([mask.hide(message) for message in messages])
-            except RequestError:  # the template accepts the messages as they came, so it examines their text
-                continue
-            if mask.reveal(masked) == text:
-                return mask, masked
-        raise RequestError(
-            "messages: special tokens in their text change what the chat template writes; remove them", path="messages"
-        )
+def _has_template(tokenizer: Any) -> bool:
+    return getattr(tokenizer, "chat_template", None) is not None
 
 
 def _check_text(prompt: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise RequestError("prompt: text must not contain lone surrogates; decode it as UTF-8", path="prompt")
-
-
-def _plain_messages(prompt: Any, media: dict[Modality, list[Any]]) -> list[dict[str, Any]]:
-    return [plain_message(message, index, media) for index, message in enumerate(prompt)]

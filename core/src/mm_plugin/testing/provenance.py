@@ -33,7 +33,12 @@ def sweep_provenance(
         AssertionError: text became a special token, or ordinary text got other ids than the tokenizer's own.
     """
     tokenizer = processor.checkpoint.tokenizer
-    added = tokenizer.get_added_vocab()
+    # Added tokens of whitespace are how a tokenizer cuts ordinary text, and the unknown token is what it lacks.
+    added = {
+        token: index
+        for token, index in tokenizer.get_added_vocab().items()
+        if token.strip(" \t\r\n▁") and token != tokenizer.unk_token
+    }
     protected = np.array(sorted(set(added.values()) | set(processor.special_tokens.placeholders.values())))
     chooser = random.Random(seed)  # noqa: S311 - random texts, not secrets
     halves = [part for token in added for part in (token[: len(token) // 2], token[len(token) // 2 :])]

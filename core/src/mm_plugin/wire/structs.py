@@ -13,7 +13,13 @@ from mm_plugin.arrays import is_dense, is_tensor
 from mm_plugin.errors import MMPluginError, PluginError, RequestError, UsageError
 from mm_plugin.events import MediaNote
 from mm_plugin.inputs.encoded import Encoded
-from mm_plugin.inputs.processed import ItemContent, MultimodalInputs, MultimodalProcessorOutput, SpecialTokens
+from mm_plugin.inputs.processed import (
+    ItemContent,
+    MultimodalInputs,
+    MultimodalProcessorOutput,
+    PromptUsage,
+    SpecialTokens,
+)
 from mm_plugin.items import (
     ITEM_KEY_BYTES,
     Attention,
@@ -264,9 +270,10 @@ RULES: Mapping[str, StructRule] = {
     ),
     "output": StructRule(
         MultimodalProcessorOutput,
-        {**_OUTPUT, "dropped": _each(_text, tuple)},
+        {**_OUTPUT, "dropped": _each(_text, tuple), "usage": _of(PromptUsage)},
         from_fields=_request(MultimodalProcessorOutput),
     ),
+    "usage": StructRule(PromptUsage, dict.fromkeys(("text", "image", "video", "audio"), _count)),
     "inputs": StructRule(
         MultimodalInputs,
         {

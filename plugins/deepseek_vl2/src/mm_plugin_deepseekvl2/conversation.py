@@ -17,6 +17,8 @@ USER, ASSISTANT = "<|User|>", "<|Assistant|>"
 # Their order gives them their ids: the model's own processor adds those that a vocabulary lacks one after another.
 ADDED_TOKENS = (IMAGE, "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", USER, ASSISTANT)
 PAD = "<｜▁pad▁｜>"
+# In chat messages a role is a client's word; in a conversation that the caller trusts it may be the model's token.
+_ROLES = {USER: "user", ASSISTANT: "assistant"}
 
 # A question and the start of its answer are tokenized together, an answer separately and followed by eos. An image part is the
 # placeholder and a newline, as in the model's training data, unless the text that follows begins with a newline.
@@ -27,16 +29,16 @@ CHAT_TEMPLATE = (
     "{% if message['content'] is string %}{% set ns.text = message['content'] %}"
     "{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'text' %}{% set ns.text = ns.text + part['text'] %}"
-    "{% elif part['type'] == 'image' and message['role'] in ['user', '" + USER + "'] %}"
+    "{% elif part['type'] == 'image' and message['role'] == 'user' %}"
     "{% set ns.text = ns.text + '" + IMAGE + "' %}"
     "{% if loop.nextitem is not defined or not loop.nextitem.get('text', '').startswith('\n') %}"
     "{% set ns.text = ns.text + '\n' %}{% endif %}"
     "{% else %}{{ raise_exception('only a user sends images, and nothing but images and text') }}{% endif %}"
     "{% endfor %}{% endif %}"
-    "{% if message['role'] in ['user', '" + USER + "'] %}"
+    "{% if message['role'] == 'user' %}"
     "{{ '" + USER + ": ' + ns.text.strip() + '\n\n' }}"
     "{% if add_generation_prompt or not loop.last %}{{ '" + ASSISTANT + ":' }}{% endif %}"
-    "{% elif message['role'] in ['assistant', '" + ASSISTANT + "'] %}"
+    "{% elif message['role'] == 'assistant' %}"
     "{{ '" + SEGMENT_BREAK + "' + ns.text.strip() }}"
     "{% if not (add_generation_prompt and loop.last) %}{{ eos_token }}{% endif %}"
     "{% elif message['role'] == 'system' and loop.first %}{{ ns.text.strip() }}"
@@ -105,7 +107,10 @@ def conversation_ids(
             raise RequestError(f"messages[{index}]: an answer must not contain {IMAGE}", path=f"messages[{index}]")
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=inference_mode
+            [{**message, "role": _ROLES.get(message["role"], message["role"])} for message in messages],
+            chat_template=CHAT_TEMPLATE,
+            tokenize=False,
+            add_generation_prompt=inference_mode,
         )
         return encode_rendered(tokenizer, text)
     except Exception as error:

@@ -69,7 +69,7 @@ def run_jointly(
     media: Mapping[Modality, Sequence[Any]],
     kwargs: Mapping[Modality, Kwargs],
     *,
-    special: bool,
+    special: bool | None,
 ) -> dict[str, Any]:
     """Run the processor on a whole request; see `ProcessorRunner.run`.
 

@@ -52,8 +52,6 @@ class ProbedModel:
         self.opened = opened
         # A copy of its own: a fast tokenizer must not be used by one thread while another changes its settings.
         self.tokenizer = copy.deepcopy(opened.processor.tokenizer)
-        if getattr(opened.processor, "chat_template", None):
-            self.tokenizer.chat_template = opened.processor.chat_template
         self.runner = ProcessorRunner(opened)
         self.single = SingleItemRunner(self.runner, self.tokenizer, _media_tokens(opened.processor))
         self._layouts = ComputeCache(MemoryStore(_LAYOUT_BYTES))

@@ -102,7 +102,7 @@ class TransformersProcessor(ModelProcessor, AcceptsAudio, ProcessesJointly):
         kwargs = self._checked_kwargs(options)
         _check_shapes(media, options)
         native = {modality: [_for_transformers(decoded) for decoded in given] for modality, given in media.items()}
-        out = run_jointly(self._probed, text, native, kwargs, special=not rendered)
+        out = run_jointly(self._probed, text, native, kwargs, special=False if rendered else None)
         ids = ids_of(out)
         return JointOutput(ids, [self._joint_item(modality, ids, out) for modality in media])
 

@@ -51,7 +51,7 @@ class ProcessorRunner:
         media: Mapping[Modality, Sequence[Any]],
         kwargs: Mapping[Modality, Kwargs],
         *,
-        special: bool = True,
+        special: bool | None = True,
     ) -> dict[str, Any]:
         """Run the processor on one prompt.
 
@@ -59,12 +59,12 @@ class ProcessorRunner:
             text: the prompt.
             media: PIL images and float32 samples by modality, in prompt order.
             kwargs: arguments for the processor's parts, by modality.
-            special: whether the tokenizer adds its special tokens.
+            special: whether the tokenizer adds its special tokens; None for the processor's own default.
 
         Raises:
             ProcessorRaised: the processor raised an error.
         """
-        arguments: dict[str, Any] = {"text_kwargs": {"add_special_tokens": special}}
+        arguments: dict[str, Any] = {} if special is None else {"text_kwargs": {"add_special_tokens": special}}
         for modality, given in media.items():
             if given:
                 name, part = _CALL[modality]
@@ -80,6 +80,19 @@ class ProcessorRunner:
         except Exception as error:
             said = " ".join(str(error).split())[:400]
             raise ProcessorRaised(f"{self._label} raised {type(error).__name__}: {said}") from error
+
+    @property
+    def add_special_tokens(self) -> bool | None:
+        """Whether the processor lets its tokenizer add special tokens to a prompt; None if it leaves that to the tokenizer."""
+        processor = self._processor
+        try:
+            merged = processor._merge_kwargs(  # noqa: SLF001 - nothing public says what a processor passes on
+                processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs
+            )
+            found = merged["text_kwargs"].get("add_special_tokens")
+        except Exception:  # processors override it as they like; then what their tokenizer does by itself holds
+            return None
+        return None if found is None else bool(found)
 
     @property
     def sampling_rate(self) -> int | None:

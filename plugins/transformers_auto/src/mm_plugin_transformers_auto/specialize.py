@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import transformers
 
-from mm_plugin import Checkpoint, ModelSpec
+from mm_plugin import Checkpoint, ModelSpec, UsageError
 from mm_plugin_transformers_auto.chat_template import token_pairs
 from mm_plugin_transformers_auto.loading import open_checkpoint
 from mm_plugin_transformers_auto.positions import has_mrope
@@ -30,10 +30,11 @@ def specialize(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, Chec
     """
     model = ProbedModel(open_checkpoint(checkpoint), checkpoint)
     tokenizer = model.tokenizer
-    return _spec_for(spec, model), checkpoint.with_tokenizer(lambda _: tokenizer), model
+    opened = checkpoint.with_tokenizer(lambda _: tokenizer)
+    return _spec_for(spec, model, opened), opened, model
 
 
-def _spec_for(spec: ModelSpec, model: ProbedModel) -> ModelSpec:
+def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> ModelSpec:
     is_joint, traits = model.joint_reason is not None, model.traits
     own_fields: tuple[str, ...] = () if is_joint else (IDS,)
     affixes = {modality: one.placeholder_affixes for modality, one in traits.items() if any(one.placeholder_affixes)}
@@ -42,7 +43,8 @@ def _spec_for(spec: ModelSpec, model: ProbedModel) -> ModelSpec:
         "modalities": tuple(traits),
         "placeholders": {modality: one.placeholder for modality, one in traits.items()},
         "fields": {modality: (*own_fields, *one.field_names) for modality, one in traits.items()},
-        "token_pairs": token_pairs(model.tokenizer, traits.values()),
+        "token_pairs": token_pairs(model.tokenizer, _default_template(checkpoint), traits.values()),
+        "add_special_tokens": model.runner.add_special_tokens,
         "placeholder_affixes": affixes,
         "positions": "mm_plugin_transformers_auto.positions:positions" if has_mrope(model.opened.config) else None,
         "specialize": None,
@@ -54,3 +56,10 @@ def _spec_for(spec: ModelSpec, model: ProbedModel) -> ModelSpec:
         },
     }
     return msgspec.structs.replace(spec, **changes)
+
+
+def _default_template(checkpoint: Checkpoint) -> str | None:
+    try:
+        return checkpoint.chat_templates().get("default")
+    except UsageError:  # chat requests will say so; prompts of text need none
+        return None

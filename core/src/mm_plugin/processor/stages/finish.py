@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from mm_plugin.errors import PlaceholderError, UnattributedError
-from mm_plugin.inputs.processed import MultimodalProcessorOutput
+from mm_plugin.inputs.processed import MultimodalProcessorOutput, PromptUsage
 from mm_plugin.items import Modality, MultimodalDataItem
 from mm_plugin.placeholders import (
     Expansion,
@@ -60,16 +60,18 @@ def output_of(
     for item in items:
         item.attention = model.spec.attention.get(item.modality, "causal")
     positions, delta = model.author.positions(items, len(ids), model.position_options)
+    token_modalities = token_modalities_of(items, len(ids))
     return MultimodalProcessorOutput(
         input_ids=ids,
         padded_input_ids=pad_by_offsets(ids, items),
-        token_modalities=token_modalities_of(items, len(ids)),
+        token_modalities=token_modalities,
         mm_items=items,
         special_tokens=model.special_tokens,
         mrope_positions=positions,
         mrope_position_delta=delta,
         position_options=dict(model.position_options),
         dropped=dropped,
+        usage=PromptUsage.of(token_modalities),
     )
 
 

@@ -37,7 +37,7 @@ def read(
     Raises:
         RequestError: prompt and media inputs do not fit, or are too many.
     """
-    found = model.reader.read(prompt, expanded=arguments.expanded)
+    found = model.reader.read(prompt, expanded=arguments.expanded, chat=arguments.chat(prompt))
     values = {modality: in_order(modality, found.media[modality], media[modality]) for modality in Modality}
     counts = count(model, values)
     if arguments.expanded:
