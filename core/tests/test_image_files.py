@@ -380,6 +380,16 @@ def test_components_that_do_not_fill_the_sides_are_refused(across: int, down: in
         assert (error.reason == "mode") == (not fills)  # noqa: PT017 - what remains is a codestream that was not written so
 
 
+@pytest.mark.parametrize("depth", [8, 9, 11, 15, 0x87], ids=lambda depth: f"{(depth & 127) + 1} bits, {depth >> 7}")
+def test_colors_of_more_than_8_bits_and_signed_levels_are_refused(depth: int) -> None:
+    """Pillow wraps them, so that white is black."""
+    data = bytearray(jpeg2000())
+    components = data.index(b"\xff\x4f\xff\x51") + 42
+    for index in range(3):
+        data[components + 3 * index] = depth
+    assert reason(bytes(data)) == "mode"
+
+
 # ---------------------------------------------------------------- reasons and memory
 
 
