@@ -51,7 +51,7 @@ def check(first: int, last: int) -> None:
     facts = [fact for start in range(first, last, BATCH) for fact in work(start, min(last, start + BATCH))]
     assert findings(facts) == []
     assert {fact["container"] for fact in facts} == set(BUILDERS)
-    # The files are no noise: many are refused for what stands in them, and some can be decoded.
+    # The files are not noise: many are refused for what stands in them, and some can be decoded.
     ends = Counter(fact["end"] for fact in facts)
     assert ends["decoded"] > len(facts) // 500, ends
     assert len(ends) > 5, ends
