@@ -172,7 +172,7 @@ def codestream(p: Pieces) -> bytes:
     size += struct.pack(">H", parts) + b"".join(
         bytes([p.pick(7, 15, p.number(8)), 1, 1]) for _ in range(min(parts, 200))
     )
-    segments = b"".join(
+    markers = b"".join(
         b"\xff" + bytes([p.pick(0x52, 0x5C, 0x64, 0x53)]) + struct.pack(">H", p.number(8) + 2) + p.data()
         for _ in range(p.times())
     )
@@ -181,7 +181,7 @@ def codestream(p: Pieces) -> bytes:
         b"\xff\x4f\xff\x51"
         + struct.pack(">H", p.size(len(size) + 2, 16))
         + size
-        + segments
+        + markers
         + b"\xff\x90"
         + struct.pack(">H", 10)
         + start

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 _HEADER = 8  # bytes: size and kind
 _LONG_HEADER = 16  # with a size of 64 bits
+_SMALLEST = 12  # bytes of a box with anything to read in it
+_WORDS = (b"keys",)
 _MOST_BRANDS = 1024  # that are looked at; files have a handful
 
 
@@ -33,11 +35,21 @@ def boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 
 def find_boxes(data: bytes, kind: bytes, start: int, end: int) -> Iterator[int]:
-    """Offsets of a kind's four bytes wherever they may be those of a box, whether or not the tree of boxes is intact."""
+    """Offsets of a kind's four bytes wherever they may be those of a box, whether or not the tree of boxes is intact.
+
+    Readers cut a box that is larger than what holds it, so its size may be anything. What is left out is a kind that people write
+    as a word, in a text.
+    """
     at = data.find(kind, start, end)
     while at >= 0:
         size = number(data, at - 4) if at >= 4 else 0
-        if size in (0, 1) or 12 <= size <= len(data):
+        is_text = (
+            size > len(data)
+            and kind in _WORDS
+            and data[at - 4 : at].isascii()
+            and data[at - 4 : at].decode().isprintable()
+        )
+        if size in (0, 1) or (size >= _SMALLEST and not is_text):
             yield at
         at = data.find(kind, at + 1, end)
 
