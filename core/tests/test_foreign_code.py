@@ -230,10 +230,9 @@ def test_a_tokenizer_that_fails_is_no_accident_of_the_server(
 
     tokenizer = processor._opened.reader._tokenizer
     broken_tokenizer = type("Broken", (), {"__getattr__": lambda self, name: getattr(tokenizer, name)})()
-    broken_tokenizer.apply_chat_template = broken_tokenizer.encode = broken_tokenizer.__class__.__call__ = fail
+    broken_tokenizer.encode = broken_tokenizer.__class__.__call__ = fail
     processor._opened.reader._tokenizer = broken_tokenizer
-    message = [{"role": "user", "content": "word"}]
-    for call in (partial(processor.process, message), lambda: asyncio.run(processor.process_async(message))):
+    for call in (partial(processor.process, "word"), lambda: asyncio.run(processor.process_async("word"))):
         with pytest.raises((ProcessorError, RequestError)) as caught:
             call()
         assert is_safe(caught.value, "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +25,6 @@ from mm_plugin.events import (
     RequestProcessed,
 )
 from mm_plugin_prometheus import PrometheusObserver, collect_caches
-
-README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 def keyed(cached: bool, tokens: int) -> ItemKeyed:
@@ -154,7 +152,11 @@ def test_the_readme_lists_every_metric() -> None:
         end = collect_caches(models, registry)
         names = {metric.name for metric in registry.collect()}
         end()
-    listed = README.read_text(encoding="utf-8")
+    # An installed wheel carries its README as the description.
+    listed = (
+        importlib.metadata.metadata("mm-plugin-prometheus").get_payload()
+        or importlib.metadata.metadata("mm-plugin-prometheus")["Description"]
+    )
     for name in names:
         short = name.replace("mm_plugin_cache", "")
         assert f"`{name}" in listed or f"`{short}_total`" in listed, name

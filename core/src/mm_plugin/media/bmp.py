@@ -73,6 +73,7 @@ def _header(data: bytes) -> Bitmap | None:
         masks = struct.unpack_from("<3I", data, 54)
         if size >= 56 or compression == _ALPHA_BIT_FIELDS:
             masks += struct.unpack_from("<I", data, 66)
+        masks = tuple(mask & ((1 << bits) - 1) for mask in masks)
         if not any(masks):
             return None
         for mask in masks:

@@ -30,6 +30,7 @@ class ImageFile(msgspec.Struct, frozen=True, eq=False):
         levels: of a TIFF, how its gray levels of more than 8 bits are read.
         palette: of a TIFF, its palette in place of the one that Pillow reads; None elsewhere.
         frame: of a GIF, the part of its screen that its frame covers: left, top, right, bottom; None elsewhere.
+        key: of a PNG of 16-bit colors, the one that is transparent; None elsewhere.
         is_bitmap: whether its pixels are those of a Windows bitmap, in a file of its own or in an icon.
         notes: what else the file holds.
     """
@@ -38,6 +39,7 @@ class ImageFile(msgspec.Struct, frozen=True, eq=False):
     levels: tiff.Levels = tiff.Levels()
     palette: bytes | None = None
     frame: tuple[int, int, int, int] | None = None
+    key: tuple[int, ...] | None = None
     is_bitmap: bool = False
     notes: tuple[str, ...] = ()
 
@@ -179,8 +181,8 @@ def _check_jpeg2000(data: bytes) -> None:
         (components,) = struct.unpack_from(">H", data, start + 40)
         for index in range(components):
             depth, across, down = struct.unpack_from(">3B", data, start + 42 + 3 * index)
-            if depth & 0x80 or (components > 1 and depth > 7):
-                # Pillow wraps the levels of colors that have more bits.
+            if depth & 0x80 or depth < 7 or (components > 1 and depth > 7):
+                # Pillow wraps the levels of colors that have more bits, and shifts those that have fewer.
                 bits = f"{(depth & 0x7F) + 1} bits" + (" with a sign" if depth & 0x80 else "")
                 raise MediaError(
                     f"the JPEG 2000 image has {components} components of {bits}; convert it to 8 bits", reason="mode"

@@ -17,6 +17,7 @@ MOST_PIECES = 65_536
 _MOST_COMMENTS = 1024  # of a text image, which are looked for in every block that is read
 
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
+_SCAN, _MOST_SCANS = b"\xff\xda", 256
 _FILL = b"\xff" * (MOST_PIECES + 1)
 _START_OF_SCAN, _WITHOUT_CONTENT = 0xDA, frozenset({0x01, *range(0xD0, 0xD9)})
 _TEXT_HEADER = re.compile(rb"P[1-6](?:(?:[ \t-\r]|#[^\r\n]*[\r\n])+\d+){2,3}[ \t-\r]?")
@@ -42,6 +43,8 @@ def _jpeg(data: bytes) -> Iterator[int]:
         yield len(
             _FILL
         )  # wherever it stands: of what it cannot read to an end, the decoder begins again with every block
+    if data.count(_SCAN) > _MOST_SCANS:  # each is read for every block of the image
+        yield MOST_PIECES + 1
     at = 2
     while (found := _MARKER.search(data, at)) is not None:
         yield 1 + found.start() - at

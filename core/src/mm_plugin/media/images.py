@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
@@ -207,7 +208,7 @@ class ImageSource:
         if isinstance(image, TiffImageFile):
             self._check_tiles(image)
         elif isinstance(image, PngImageFile):
-            fit_transparency(image)
+            self._file = msgspec.structs.replace(self._file, key=fit_transparency(image))
         return image
 
     def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:

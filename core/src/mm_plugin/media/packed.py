@@ -58,7 +58,7 @@ def unpack(packed: PackedImage) -> tuple[Image.Image, int, ImageFile]:
     if packed.transparency is not None:
         image.info["transparency"] = packed.transparency
     levels = tiff.Levels(*packed.levels)
-    file = ImageFile(b"", levels, packed.file_palette, packed.frame, packed.is_bitmap)
+    file = ImageFile(b"", levels, packed.file_palette, packed.frame, is_bitmap=packed.is_bitmap)
     return image, packed.orientation, file
 
 

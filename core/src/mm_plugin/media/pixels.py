@@ -7,12 +7,13 @@ import io
 import numpy as np
 from PIL import Image, ImagePalette
 from PIL.GifImagePlugin import GifImageFile
+from PIL.IcoImagePlugin import IcoImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from mm_plugin.errors import MediaError
 from mm_plugin.media.image_files import ImageFile
-from mm_plugin.media.image_headers import PNG_HEAD
+from mm_plugin.media.image_headers import PNG, PNG_HEAD
 from mm_plugin.media.tiff import Levels, levels_of, short_palette, tags_of
 from mm_plugin.media.types import WHITE, Color
 
@@ -35,7 +36,9 @@ _LATE_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 def of_opened(image: Image.Image) -> ImageFile:
     """What is known of an image that the caller opened, whose file is not at hand."""
     if isinstance(image, GifImageFile):
-        return ImageFile(b"", frame=image.dispose_extent)
+        return ImageFile(b"", frame=_extent_of(image))
+    if isinstance(image, IcoImageFile):
+        return ImageFile(b"", is_bitmap=_is_bitmap_icon(image))
     if not isinstance(image, TiffImageFile):
         return ImageFile(b"", is_bitmap=image.format in ("BMP", "DIB"))
     tags = tags_of(image)
@@ -81,6 +84,33 @@ def normalize_image(
     return _to_array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
+def _extent_of(image: GifImageFile) -> tuple[int, int, int, int] | None:
+    """The part of the screen that the first frame covers; later frames are put together by Pillow."""
+    return image.dispose_extent if image.tell() == 0 else None
+
+
+def _is_bitmap_icon(image: IcoImageFile) -> bool:
+    """Whether the image of an icon file that the caller opened is stored as a bitmap."""
+    try:
+        entry = image.ico.entry[image.ico.getentryindex(image.size)]
+        image.ico.buf.seek(entry.offset)
+        return image.ico.buf.read(len(PNG)) != PNG
+    except Exception:
+        return False
+
+
+def _without_key(image: Image.Image, key: tuple[int, ...], data: bytes) -> Image.Image:
+    """A PNG of 16-bit colors without those that equal its transparent one in all bits; Pillow reads the upper eight alone."""
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as lower:
+        tile = lower.tile[0]
+        lower.tile = [tile._replace(args=str(tile.args).replace("16B", "16L"))]
+        low = np.asarray(lower)
+    high = np.asarray(image)
+    upper, under = (np.array([level >> shift & 255 for level in key]) for shift in (8, 0))
+    hidden = ((high == upper) & (low == under)).all(axis=2)
+    return Image.fromarray(np.dstack([high, np.where(hidden, 0, 255).astype(np.uint8)]))
+
+
 def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
     """An image as its file says, where Pillow reads it otherwise; the given one is not changed."""
     if file.palette is not None and image.mode in ("P", "PA"):
@@ -88,7 +118,9 @@ def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
         image.palette = ImagePalette.raw("RGB;L", file.palette)
     if file.is_bitmap and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # programs that know no alpha leave its byte at 0
-    frame = image.dispose_extent if isinstance(image, GifImageFile) else file.frame
+    if file.key is not None:
+        return _without_key(image, file.key, file.data)
+    frame = _extent_of(image) if isinstance(image, GifImageFile) else file.frame
     if frame is not None and frame != (0, 0, *image.size):
         # What the frame leaves open is not the file's background color, which no viewer shows.
         left, top, right, bottom = frame
@@ -139,14 +171,20 @@ def orientation_of(image: Image.Image) -> int:
         return 1
 
 
-def fit_transparency(image: PngImageFile) -> None:
-    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level."""
+def fit_transparency(image: PngImageFile) -> tuple[int, ...] | None:
+    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level.
+
+    Returns:
+        The transparent color of 16 bits, whose lower bits Pillow does not read; None where there is none.
+    """
     raw = image.tile[0][3] if image.tile else ""
     key = image.info.get("transparency")
     if raw in _SPREAD and isinstance(key, int):
         image.info["transparency"] = key * _SPREAD[raw]
     elif raw == "RGB;16B" and isinstance(key, tuple):
-        image.info["transparency"] = tuple(level >> 8 for level in key)
+        del image.info["transparency"]  # compared in all its bits later, see `_without_key`
+        return key
+    return None
 
 
 def late_orientation_of(data: bytes) -> int:

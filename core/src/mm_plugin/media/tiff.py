@@ -17,11 +17,19 @@ from mm_plugin.errors import MediaError
 _SUBFILE, _OLD_SUBFILE, _WIDTH = 254, 255, 256
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL, _SAMPLES, _PLANAR = 258, 259, 262, 266, 277, 284
 _COLOR_MAP, _BELOW, _INKS, _EXTRA, _FORMAT, _SUBSAMPLING = 320, 330, 332, 338, 339, 530
+_COEFFICIENTS, _REFERENCE = 529, 532
+# Numerators and denominators. Source: TIFF 6.0, section 21.
+_USUAL_YCBCR = {
+    _COEFFICIENTS: (299, 1000, 587, 1000, 114, 1000),
+    _REFERENCE: (0, 1, 255, 1, 128, 1, 255, 1, 128, 1, 255, 1),
+}
 _READ = frozenset({
+    _COEFFICIENTS, _REFERENCE,
     _SUBFILE, _OLD_SUBFILE, _WIDTH, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL, _SAMPLES, _PLANAR, _COLOR_MAP, _BELOW, _INKS, _EXTRA,
     _FORMAT, _SUBSAMPLING,
 })  # fmt: skip
-_TYPES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+_BYTE, _RATIONAL = 1, 5
+_TYPES = {_BYTE: "B", 3: "H", 4: "I", _RATIONAL: "I", 13: "I", 16: "Q", 18: "Q"}
 _MOST_DIRECTORIES = 65_536
 _MOST_BELOW = 64
 _MOST_VALUES = 3 << 16  # of a color map
@@ -206,11 +214,18 @@ def check(tags: Tags, *, is_little: bool = True) -> None:
         _refuse(f"has samples of {bits[0]} bits, each byte with its last bit first")
     if photometric == _CMYK and _first(tags, _INKS, 1) != 1:
         _refuse("has inks other than cyan, magenta, yellow and black")
-    if photometric == _YCBCR and samples > 1 and compression == _NONE and tags.get(_SUBSAMPLING, (2, 2)) != (1, 1):
-        _refuse("has uncompressed YCbCr samples of several resolutions")
+    if photometric == _YCBCR and samples > 1 and compression == _NONE:
+        if tags.get(_SUBSAMPLING, (2, 2)) != (1, 1):
+            _refuse("has uncompressed YCbCr samples of several resolutions")
+        if any(_ratios(tags.get(tag, usual)) != _ratios(usual) for tag, usual in _USUAL_YCBCR.items()):
+            _refuse("has uncompressed YCbCr samples with coefficients or reference levels of its own")
     known = extra in ((), (2,)) or (compression != _NONE and set(extra) == {0})
     if planar and (bits[0] == 16 or photometric not in (_RGB, _CMYK) or not known):
         _refuse(f"has its {samples} samples of {bits[0]} bits in separate planes")
+
+
+def _ratios(values: tuple[int, ...]) -> list[float]:
+    return [top / max(1, bottom) for top, bottom in zip(values[::2], values[1::2], strict=False)]
 
 
 def _is_known(photometric: int, bits: int, samples: int, extra: tuple[int, ...]) -> bool:
@@ -280,11 +295,13 @@ class _Reader:
                 continue
             (length,) = self._unpack(value_code, at + 4)
             place = at + entry - struct.calcsize(value_code)
-            code = f"{min(length, _MOST_VALUES)}{_TYPES[kind]}"
-            if struct.calcsize(code) > struct.calcsize(value_code):
+            code = f"{min(length, _MOST_VALUES) * (2 if kind == _RATIONAL else 1)}{_TYPES[kind]}"
+            if struct.calcsize("=" + code) > struct.calcsize("=" + value_code):
                 (at_value,) = self._unpack(value_code, place)
             else:
-                at_value = places[tag] = place
+                at_value = place
+                if kind != _BYTE:  # of more than 16 bits, the lower ones
+                    places[tag] = place + (0 if self._order == "<" else struct.calcsize("=" + _TYPES[kind]) - 2)
             tags[tag] = self._unpack(code, at_value)
         (following,) = self._unpack(value_code, start + count * entry)
         return Directory(offset, tags, places), following

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
 
 from mm_plugin.errors import RequestError
+from mm_plugin.foreign import BareExceptionError, contain, words
 from mm_plugin.forking import new_lock
 from mm_plugin.prompt.protected import ProtectedTokens
 from mm_plugin.prompt.text_tokenizer import TextTokenizer, not_text, plain_copy
@@ -38,6 +40,19 @@ def encode_rendered(tokenizer: Any, text: str) -> np.ndarray:
     parts = text.split(SEGMENT_BREAK)
     ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts if part or len(parts) == 1]
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in ids or [[]]])
+
+
+def called(tokenizer: Any, text: str, **named: Any) -> Any:
+    """What the tokenizer makes of a text. A cancellation that it raises is not a cancellation of the request.
+
+    Raises:
+        Exception: what the tokenizer raises; a `BareExceptionError` in place of what is not an `Exception`,
+            and of a cancelled future.
+    """
+    try:
+        return contain(tokenizer, text, **named)
+    except CancelledError as error:
+        raise BareExceptionError(words(error)) from error
 
 
 class TracedEncoder:
@@ -118,7 +133,8 @@ class TracedEncoder:
 
     def _without_offsets(self, text: TracedText) -> np.ndarray:
         """For tokenizers in Python, which do not say where a token comes from."""
-        ids = np.asarray(self._tokenizer(text.plain, add_special_tokens=False)["input_ids"], dtype=np.int64)
+        found = called(self._tokenizer, text.plain, add_special_tokens=False)
+        ids = np.asarray(found["input_ids"], dtype=np.int64)
         own = [self._protected.ids_of.get(text.plain[start:end]) for start, end in self._protected.own_of(text)]
         if self._protected.select(ids).tolist() != [index for index in own if index is not None]:
             raise not_text()

@@ -14,7 +14,7 @@ from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot, find_slots
 from mm_plugin.prompt.affixes import PlaceholderAffixes
 from mm_plugin.prompt.chat import ChatArguments, ChatRenderer
-from mm_plugin.prompt.encoding import TracedEncoder
+from mm_plugin.prompt.encoding import TracedEncoder, called
 from mm_plugin.prompt.messages import is_messages, plain_message
 from mm_plugin.prompt.protected import ProtectedTokens
 from mm_plugin.prompt.traced import TracedText
@@ -117,7 +117,7 @@ class PromptReader:
         media: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
         if isinstance(prompt, str):
             _check_text(prompt)
-            found = self._tokenizer(self._affixes.add_to_text(prompt), **self._special)
+            found = called(self._tokenizer, self._affixes.add_to_text(prompt), **self._special)
             ids = np.asarray(found["input_ids"], dtype=np.int64)
         elif is_messages(prompt):
             ids = self._encode(self._traced(prompt, media, chat or ChatArguments()))
