@@ -182,7 +182,7 @@ class Odd(BaseOptions, frozen=True, kw_only=True):
     extra: Any = None
 
 
-@pytest.mark.parametrize("extra", [{1, 2}, object(), np.ones(2), Size(2, 3)], ids=repr)
+@pytest.mark.parametrize("extra", [{1, 2}, object(), np.ones(2), Size(2, 3)], ids=["set", "object", "array", "tuple"])
 def test_options_that_do_not_come_back_are_refused_when_they_are_sent(extra: Any) -> None:
     with pytest.raises(UsageError, match="options of Odd cannot be sent"):
         wire.encode(task(options=Odd(extra=extra)))

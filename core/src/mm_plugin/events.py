@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from mm_plugin.foreign import is_interruption, shown
+from mm_plugin.foreign import is_interruption, shown, trace_of
 from mm_plugin.forking import new_lock
 
 logger = logging.getLogger("mm_plugin")
@@ -232,8 +232,8 @@ class Observers:
                     dropped, self._observers = len(left) < len(self._observers), left
                 if dropped:
                     logger.warning(
-                        "mm-plugin: observer %s failed on %s and was removed",
+                        "mm-plugin: observer %s failed on %s and was removed\n%s",
                         shown(observer),
                         type(event).__name__,
-                        exc_info=True,
+                        trace_of(error),
                     )

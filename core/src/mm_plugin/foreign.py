@@ -50,6 +50,12 @@ def words(error: BaseException) -> str:
     return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
+def trace_of(error: BaseException) -> str:
+    """Where a stranger's error was raised, and its words, as a log can write them: bounded, and without lone surrogates."""
+    frames = "".join(traceback.format_tb(error.__traceback__, limit=-20))
+    return f"{frames}{words(error)}".encode("utf-8", "backslashreplace").decode()
+
+
 def text_of(error: BaseException) -> str:
     """The message of an exception alone; empty where it has none or cannot be read."""
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mm_plugin.errors import UsageError
 from mm_plugin.executors import GuardedExecutor
-from mm_plugin.foreign import shown
+from mm_plugin.foreign import shown, trace_of
 from mm_plugin.forking import new_lock, new_rlock, on_fork
 
 if TYPE_CHECKING:
@@ -333,8 +333,8 @@ def _bounded(function: Callable[[], Any], what: str, deadline: float) -> None:
     def run() -> None:
         try:
             function()
-        except BaseException:  # nobody is interrupted here: the thread is this function's own
-            logger.warning("mm-plugin: closing failed in %s; the others are closed", what, exc_info=True)
+        except BaseException as error:  # nobody is interrupted here: the thread is this function's own
+            logger.warning("mm-plugin: closing failed in %s; the others are closed\n%s", what, trace_of(error))
 
     thread = threading.Thread(target=run, name="mm-plugin-close", daemon=True)
     thread.start()
