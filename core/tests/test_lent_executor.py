@@ -52,7 +52,7 @@ def test_an_executor_that_was_shut_down_before_is_named(
 ) -> None:
     processor, pool = open_lent(PlainToy)
     pool.shutdown(cancel_futures=cancel)
-    with pytest.raises(UsageError, match=r"^executor: it was shut down") as caught:
+    with pytest.raises(UsageError, match=r"^executor: expected one that takes work, got ") as caught:
         ask(processor, count, asynchronous)
     assert caught.value.argument == "executor"
     assert processor.cache_stats.pinned == 0

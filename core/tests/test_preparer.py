@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -81,7 +82,7 @@ class Batches(Rows, PreparesBatches):
 
 
 class Folder:
-    folder = "nowhere"
+    folder = Path("nowhere")
     config: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:

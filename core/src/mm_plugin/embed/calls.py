@@ -15,7 +15,7 @@ from mm_plugin.encoder.results import as_tensor, checked_embeddings
 from mm_plugin.encoder.staging import StagingBuffer
 from mm_plugin.errors import EncoderError, MMPluginError, is_readable
 from mm_plugin.events import BatchRefused, EncodeBatch, Observers
-from mm_plugin.foreign import is_interruption, let_go, text_of, words
+from mm_plugin.foreign import is_interruption, let_go, text_of, trace_of, words
 from mm_plugin.inputs.encoded import Encoded
 from mm_plugin.items import Modality, MultimodalDataItem
 
@@ -195,7 +195,7 @@ class EncoderCalls:
             error: what was raised; an error of ours says already whose fault it was, and is returned itself.
         """
         if error is not None:
-            logger.debug("mm-plugin: encoder failed", exc_info=error)
+            logger.debug("mm-plugin: encoder failed\n%s", trace_of(error))
             let_go(error)
         if isinstance(error, MMPluginError) and is_readable(error):
             return error

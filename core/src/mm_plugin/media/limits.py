@@ -17,17 +17,35 @@ def uncounted(count: int) -> None:
     """An `Arrived` for callers without a limit on the whole request."""
 
 
+def check_limit(
+    setting: str, settings: Settings, path: str | None, value: float, what: str, *, found: str = "", fix: str = ""
+) -> None:
+    """Refuse more of something than a setting allows.
+
+    Args:
+        setting: the limit's name.
+        settings: has it.
+        path: where it stands in the request, for messages; None where it is of the whole request.
+        value: how many there are.
+        what: they are, in the plural.
+        found: the value in words, where they say more than the number.
+        fix: what the client can do.
+
+    Raises:
+        LimitError: there are more.
+    """
+    limit = getattr(settings, setting)
+    if value > limit:
+        raise LimitError.exceeded(what, path=path, setting=setting, limit=limit, value=value, found=found, fix=fix)
+
+
 def check_bytes(path: str, size: int, settings: Settings) -> None:
     """Refuse more encoded bytes than `max_media_bytes`.
 
     Raises:
         LimitError: more bytes.
     """
-    limit = settings.max_media_bytes
-    if size > limit:
-        raise LimitError.exceeded(
-            "bytes", path=path, setting="max_media_bytes", limit=limit, value=size, fix="send a smaller file"
-        )
+    check_limit("max_media_bytes", settings, path, size, "bytes", fix="send a smaller file")
 
 
 def check_unmasked(path: str, value: Any) -> None:
@@ -51,17 +69,15 @@ def check_pixels(path: str, height: int, width: int, settings: Settings) -> None
         LimitError: more pixels.
         MediaError: a side is not positive.
     """
-    limit = settings.max_image_pixels
-    if height * width > limit:
-        raise LimitError.exceeded(
-            "pixels",
-            path=path,
-            setting="max_image_pixels",
-            limit=limit,
-            value=height * width,
-            found=f"{height} x {width} (height x width)",
-            fix="send a smaller image",
-        )
+    check_limit(
+        "max_image_pixels",
+        settings,
+        path,
+        height * width,
+        "pixels",
+        found=f"{height} x {width} (height x width)",
+        fix="send a smaller image",
+    )
     if height < 1 or width < 1:
         raise MediaError(f"{path}: expected at least 1 x 1 pixels, got {height} x {width}", path=path, reason="empty")
 
@@ -78,16 +94,9 @@ def check_decode_bytes(path: str, pixels: int, bytes_per_pixel: int, settings: S
     Raises:
         LimitError: it takes more.
     """
-    limit = settings.max_decode_bytes
-    if pixels * bytes_per_pixel > limit:
-        raise LimitError.exceeded(
-            "bytes for decoding",
-            path=path,
-            setting="max_decode_bytes",
-            limit=limit,
-            value=pixels * bytes_per_pixel,
-            fix="send a smaller image",
-        )
+    check_limit(
+        "max_decode_bytes", settings, path, pixels * bytes_per_pixel, "bytes for decoding", fix="send a smaller image"
+    )
 
 
 def check_frames(path: str, frames: int, settings: Settings) -> None:
@@ -96,11 +105,7 @@ def check_frames(path: str, frames: int, settings: Settings) -> None:
     Raises:
         LimitError: more frames.
     """
-    limit = settings.max_video_frames
-    if frames > limit:
-        raise LimitError.exceeded(
-            "frames", path=path, setting="max_video_frames", limit=limit, value=frames, fix="send a shorter video"
-        )
+    check_limit("max_video_frames", settings, path, frames, "frames", fix="send a shorter video")
 
 
 def check_video_seconds(path: str, seconds: float, settings: Settings) -> None:
@@ -109,11 +114,7 @@ def check_video_seconds(path: str, seconds: float, settings: Settings) -> None:
     Raises:
         LimitError: it is longer.
     """
-    limit = settings.max_video_seconds
-    if seconds > limit:
-        raise LimitError.exceeded(
-            "seconds", path=path, setting="max_video_seconds", limit=limit, value=seconds, fix="send a shorter video"
-        )
+    check_limit("max_video_seconds", settings, path, seconds, "seconds", fix="send a shorter video")
 
 
 def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) -> None:
@@ -128,16 +129,7 @@ def check_audio_samples(path: str, samples: int, rate: int, settings: Settings) 
     Raises:
         LimitError: it is longer.
     """
-    limit = settings.max_audio_seconds
-    if samples > limit * rate:
-        raise LimitError.exceeded(
-            "seconds",
-            path=path,
-            setting="max_audio_seconds",
-            limit=limit,
-            value=samples / rate,
-            fix="send shorter audio",
-        )
+    check_limit("max_audio_seconds", settings, path, min(samples, 1 << 63) / rate, "seconds", fix="send shorter audio")
 
 
 def check_request_bytes(path: str | None, size: int, settings: Settings) -> None:
@@ -151,16 +143,14 @@ def check_request_bytes(path: str | None, size: int, settings: Settings) -> None
     Raises:
         LimitError: more bytes.
     """
-    limit = settings.max_request_bytes
-    if size > limit:
-        raise LimitError.exceeded(
-            "bytes of media inputs in one request",
-            path=path,
-            setting="max_request_bytes",
-            limit=limit,
-            value=size,
-            fix="send fewer or smaller media",
-        )
+    check_limit(
+        "max_request_bytes",
+        settings,
+        path,
+        size,
+        "bytes of media inputs in one request",
+        fix="send fewer or smaller media",
+    )
 
 
 def check_request_audio_seconds(path: str, seconds: float, settings: Settings) -> None:
@@ -174,16 +164,14 @@ def check_request_audio_seconds(path: str, seconds: float, settings: Settings) -
     Raises:
         LimitError: they are longer.
     """
-    limit = settings.max_request_audio_seconds
-    if seconds > limit:
-        raise LimitError.exceeded(
-            "seconds of audio in one request",
-            path=path,
-            setting="max_request_audio_seconds",
-            limit=limit,
-            value=seconds,
-            fix="send fewer or shorter audio inputs",
-        )
+    check_limit(
+        "max_request_audio_seconds",
+        settings,
+        path,
+        seconds,
+        "seconds of audio in one request",
+        fix="send fewer or shorter audio inputs",
+    )
 
 
 def check_request_pixels(path: str | None, pixels: int, settings: Settings) -> None:
@@ -197,16 +185,14 @@ def check_request_pixels(path: str | None, pixels: int, settings: Settings) -> N
     Raises:
         LimitError: more pixels.
     """
-    limit = settings.max_request_pixels
-    if pixels > limit:
-        raise LimitError.exceeded(
-            "pixels of images and sampled frames in one request",
-            path=path,
-            setting="max_request_pixels",
-            limit=limit,
-            value=pixels,
-            fix="send fewer or smaller media",
-        )
+    check_limit(
+        "max_request_pixels",
+        settings,
+        path,
+        pixels,
+        "pixels of images and sampled frames in one request",
+        fix="send fewer or smaller media",
+    )
 
 
 def check_packets(path: str, packets: int, settings: Settings) -> None:
@@ -215,16 +201,14 @@ def check_packets(path: str, packets: int, settings: Settings) -> None:
     Raises:
         LimitError: more packets.
     """
-    limit = settings.max_media_packets
-    if packets > limit:
-        raise LimitError.exceeded(
-            "packets of all streams",
-            path=path,
-            setting="max_media_packets",
-            limit=limit,
-            value=packets,
-            fix="send a shorter file, or one with fewer streams",
-        )
+    check_limit(
+        "max_media_packets",
+        settings,
+        path,
+        packets,
+        "packets of all streams",
+        fix="send a shorter file, or one with fewer streams",
+    )
 
 
 def check_decoded_pixels(path: str, pixels: int, settings: Settings) -> None:
@@ -238,13 +222,11 @@ def check_decoded_pixels(path: str, pixels: int, settings: Settings) -> None:
     Raises:
         LimitError: more pixels.
     """
-    limit = settings.max_decoded_pixels
-    if pixels > limit:
-        raise LimitError.exceeded(
-            "decoded pixels",
-            path=path,
-            setting="max_decoded_pixels",
-            limit=limit,
-            value=pixels,
-            fix="send a shorter or smaller video, or one with more key frames",
-        )
+    check_limit(
+        "max_decoded_pixels",
+        settings,
+        path,
+        pixels,
+        "decoded pixels",
+        fix="send a shorter or smaller video, or one with more key frames",
+    )

@@ -14,7 +14,7 @@ from mm_plugin.inputs.precomputed import PrecomputedEmbeddings, ProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.audio import AudioSource
 from mm_plugin.media.kinds import MEDIA_KINDS
-from mm_plugin.media.limits import check_request_audio_seconds, check_request_bytes
+from mm_plugin.media.limits import check_limit, check_request_audio_seconds, check_request_bytes
 from mm_plugin.media.types import AudioSamples, AudioSize
 from mm_plugin.settings import Settings
 from mm_plugin.spec import ModelSpec
@@ -69,9 +69,9 @@ class Budget:
         Raises:
             LimitError: there are more.
         """
-        self._check("media inputs", "max_items", sum(counts.values()), None)
+        check_limit("max_items", self._settings, None, sum(counts.values()), "media inputs")
         for modality, count in counts.items():
-            self._check(modality.argument, f"max_{modality.argument}", count, modality.argument)
+            check_limit(f"max_{modality.argument}", self._settings, modality.argument, count, modality.argument)
 
     def check_item_tokens(self, count: int, path: str) -> None:
         """Hold the tokens of one item to `max_item_tokens`.
@@ -79,7 +79,7 @@ class Budget:
         Raises:
             LimitError: there are more.
         """
-        self._check("tokens", "max_item_tokens", count, path)
+        check_limit("max_item_tokens", self._settings, path, count, "tokens")
 
     def check_prompt(self, length: int, limit: int | None) -> None:
         """Hold an expanded prompt to the limit that came with the request.
@@ -103,12 +103,7 @@ class Budget:
         """
         for total in TOTALS:
             amount = sum(total.amount(modality, size) for modality, size in sizes)
-            self._check(total.unit, total.setting, amount, None)
-
-    def _check(self, what: str, setting: str, value: int, path: str | None) -> None:
-        limit = getattr(self._settings, setting)
-        if value > limit:
-            raise LimitError.exceeded(what, path=path, setting=setting, limit=limit, value=value)
+            check_limit(total.setting, self._settings, None, amount, total.unit)
 
 
 def array_bytes(value: Any) -> int:

@@ -22,7 +22,7 @@ from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.joint_output import check_joint_output
 from mm_plugin.processor.mixins import ProcessesJointly
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import first_error, run_each
+from mm_plugin.processor.parallel import raise_first_error, run_each
 from mm_plugin.processor.request import Facts, ReadItem
 from mm_plugin.processor.stages.finish import output_of
 from mm_plugin.processor.stages.given import is_given
@@ -134,12 +134,7 @@ def prepare_jointly(model: OpenModel, task: JointTask, deadline: Deadline) -> Jo
         return decoded
 
     decoded = run_each(model.runtime.executor, decode, entries)
-    error = first_error(decoded)
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error, decoded  # a frame in its traceback must not keep every media input alive
+    raise_first_error(decoded)
     media: dict[Modality, list[DecodedMedia]] = {}
     for (modality, _, _), one in zip(entries, decoded, strict=True):
         media.setdefault(modality, []).append(one)

@@ -111,9 +111,19 @@ class FirstError:
             return self._index is not None and index > self._index
 
 
-def first_error(found: Sequence[Any]) -> Exception | None:
-    """The first error in order."""
-    return next((entry for entry in found if isinstance(entry, Exception)), None)
+def raise_first_error(found: list[Any]) -> None:
+    """Raise the first error in order, if there is one; nothing else that was found stays alive with it.
+
+    Args:
+        found: what `run_each` returned; emptied where an error is raised, because the error leads to the frame that holds it.
+    """
+    error = next((entry for entry in found if isinstance(entry, Exception)), None)
+    if error is not None:
+        found.clear()
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads to this frame
 
 
 def for_request(error: Exception, path: str) -> Exception:

@@ -16,7 +16,7 @@ from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality
 from mm_plugin.placeholders import Slot
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import first_error, run_each
+from mm_plugin.processor.parallel import raise_first_error, run_each
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, ReadRequest
 from mm_plugin.processor.stages.measure import measure
 
@@ -75,12 +75,7 @@ def _measured_again(
     items = run_each(
         model.runtime.executor, lambda item: measure(model, facts, pins, values[item.path], item.source), after.items
     )
-    error = first_error(items)
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error, items  # a frame in its traceback must not keep every media input alive
+    raise_first_error(items)
     return msgspec.structs.replace(after, facts=facts, items=tuple(items))
 
 

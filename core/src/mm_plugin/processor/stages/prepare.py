@@ -10,7 +10,7 @@ import msgspec
 
 from mm_plugin.cache.pins import Pins
 from mm_plugin.processor.opened import OpenModel
-from mm_plugin.processor.parallel import first_error, for_request
+from mm_plugin.processor.parallel import for_request, raise_first_error
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
 from mm_plugin.tasks import Prepared, Preparer, PrepareTask, prepare_all
 
@@ -61,19 +61,14 @@ def _made(preparer: Preparer, tasks: Sequence[PrepareTask]) -> list[Any]:
 
 
 def _raise_first(missing: Sequence[MeasuredItem], answers: list[tuple[Any, bool]]) -> None:
-    """Raise the first error in order; its traceback must not lead to itself, which would keep every media input alive."""
-    error = first_error(
-        [
-            for_request(value, item.path) if joined and isinstance(value, Exception) else value
-            for item, (value, joined) in zip(missing, answers, strict=True)
-        ]
-    )
-    if error is not None:
+    """Raise the first error in order, as this request's; no other answer stays alive with it."""
+    found = [
+        for_request(value, item.path) if joined and isinstance(value, Exception) else value
+        for item, (value, joined) in zip(missing, answers, strict=True)
+    ]
+    if any(isinstance(value, Exception) for value in found):
         answers.clear()
-        try:
-            raise error
-        finally:
-            del error
+    raise_first_error(found)
 
 
 def _task(model: OpenModel, request: FittedRequest, item: MeasuredItem) -> PrepareTask:
