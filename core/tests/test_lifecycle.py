@@ -200,6 +200,71 @@ def test_a_retract_asks_the_recipe_only_for_what_is_needed_again() -> None:
     assert asked == [1, 0]
 
 
+@pytest.mark.parametrize("retain", ["feature", "recipe", "embeddings"])
+@pytest.mark.parametrize("hit", range(12))
+@pytest.mark.parametrize("computed", [0, 3, 8, 12])
+def test_a_prefix_hit_is_consumed_and_the_rest_is_right(retain: Any, hit: int, computed: int) -> None:
+    """At admission (nothing computed), and after a prefill whose KV cache was taken away."""
+    asked: list[int] = []
+
+    def recipe(index: int) -> Any:
+        asked.append(index)
+        return feature_of(1 + index)
+
+    inputs, lifecycle = two_items(), Lifecycle(retain)
+    media = lifecycle.admit(inputs, recipe=recipe)
+    for start, extend in ((0, 3), (3, 5), (8, 4)):
+        if start < computed:
+            step(media, start, extend)
+            media.advance(start + extend)
+    media.resume(hit)
+    ends = (4, 9)
+    needed = [end >= hit for end in ends]
+    released = [computed > end for end in ends]
+    assert asked == [index for index in range(2) if retain == "recipe" and needed[index] and released[index]]
+    if retain != "embeddings":
+        assert lifecycle.live().held <= sum(needed)
+    if retain == "recipe":
+        assert [item.feature is not None for item in inputs.mm_items] == needed
+    if retain == "feature":
+        assert all(item.feature is not None for item in inputs.mm_items)
+    out = step(media, hit, 12 - hit)
+    assert out.failed_requests == frozenset()
+    assert out.input_embeds.tolist() == expected(inputs)[hit:]
+    media.retract(0)  # all of it can be computed again, whatever was consumed
+    assert step(media, 0, 12).input_embeds.tolist() == expected(inputs)
+    media.finish()
+    assert lifecycle.live() == NOTHING
+
+
+def test_what_a_hit_covers_is_held_no_longer_unless_it_comes_again() -> None:
+    again = make_item(1, (6, 9))
+    for second, held in ((make_item(2, (6, 9)), 0), (again, 1)):
+        lifecycle = Lifecycle()
+        media = lifecycle.admit(make_inputs(12, [make_item(1, (1, 4)), second]))
+        step(media, 0, 3)
+        assert lifecycle.live().held == 1
+        media.resume(5)
+        assert lifecycle.live().held == held
+
+
+def test_a_hit_that_cuts_what_must_stay_whole_is_refused_and_changes_nothing() -> None:
+    whole = make_item(1, (1, 4))
+    whole.attention = "whole"
+    inputs = make_inputs(12, [whole, make_item(2, (6, 9))])
+    media = Lifecycle("recipe").admit(inputs, recipe=remake(1))
+    for hit in (2, 4):
+        with pytest.raises(UsageError, match=r"hit: expected tokens that do not cut the span \(1, 4\), got"):
+            media.resume(hit)
+    with pytest.raises(UsageError, match="hit: expected tokens from 0, got -1"):
+        media.resume(-1)
+    with pytest.raises(UsageError, match="expected a number of tokens"):
+        media.resume(1.5)  # type: ignore[arg-type]
+    assert all(item.feature is not None for item in inputs.mm_items)
+    media.resume(8)
+    assert [item.feature is not None for item in inputs.mm_items] == [False, True]
+
+
 def test_a_recipe_that_gives_nothing_is_named() -> None:
     inputs = two_items()
     media = Lifecycle("recipe").admit(inputs, recipe=lambda index: None)
@@ -270,7 +335,7 @@ def test_an_abort_while_the_encoder_runs_gives_no_other_request_its_rows() -> No
     assert out.input_embeds[2:].tolist() == [[6.0] * HIDDEN] * 2 + [[9.0] * HIDDEN] * 2
 
 
-@pytest.mark.parametrize("call", ["advance", "retract", "next_turn"])
+@pytest.mark.parametrize("call", ["advance", "retract", "resume", "next_turn"])
 def test_a_request_that_has_ended_is_over(call: str) -> None:
     media = Lifecycle().admit(two_items())
     media.abort()

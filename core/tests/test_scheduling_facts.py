@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from toy import PlainToy, png, toy_spec
 
 from mm_plugin import (
+    EmbedOutput,
+    ForwardBatch,
     Modality,
     ModelSpec,
     MultimodalDataItem,
     MultimodalInputs,
     MultimodalProcessorOutput,
+    RequestMedia,
     UsageError,
+    embed_mm_inputs,
     wire,
 )
 from mm_plugin.errors import SpanError, SpecError
@@ -161,3 +165,66 @@ def test_contents_of_other_items_are_refused(open_words: Any) -> None:
         with pytest.raises(UsageError, match="expected those of the 2 items"):
             inputs.attach(given_contents)
         assert all(item.feature is None for item in inputs.mm_items)
+
+
+# ------------------------------------------------------------------ a step that cuts one all the same
+
+
+def step_of(batch: ForwardBatch) -> EmbedOutput:
+    import torch
+
+    total = sum(batch.extend_seq_lens)
+    encoder = {Modality.IMAGE: lambda items: [torch.as_tensor(item.feature).float() + 1 for item in items]}
+    table = torch.nn.Embedding.from_pretrained(torch.full((64, 2), 5.0))
+    return embed_mm_inputs(torch.zeros(total, dtype=torch.int64), batch, table, encoder)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "length", "span"),
+    [
+        (0, 4, (3, 7)),
+        (0, 7, (3, 7)),
+        (4, 1, (3, 7)),
+        (7, 1, (3, 7)),
+        (5, 30, (3, 7)),
+        (8, 4, (8, 12)),
+        (13, 20, (30, 39)),
+        (39, 1, (30, 39)),
+        (31, 20, (30, 39)),
+    ],
+)
+def test_a_request_whose_chunk_cuts_a_whole_span_fails_alone(prefix: int, length: int, span: tuple[int, int]) -> None:
+    cutting, good = RequestMedia(inputs_of(*MIXED)), RequestMedia(inputs_of(*MIXED))
+    out = step_of(ForwardBatch([good, cutting, None], [0, prefix, 0], [13, length, 2]))
+    (failed,) = out.failed
+    assert (failed.request, failed.item) == (1, None)
+    assert out.failed_requests == {1}
+    assert f"span ({span[0]}, {span[1]})" in failed.error.message
+    assert f"got tokens {prefix} to {prefix + length - 1}" in failed.error.message
+    values = out.input_embeds[:, 0].tolist()
+    assert values == [5.0] * 3 + [1.0] * 10 + [0.0] * length + [5.0] * 2
+    assert cutting.held_embeddings == {}
+
+
+def test_chunks_that_clip_chunk_gives_never_fail() -> None:
+    for space in (10, 11, 14, 40):
+        media, prefix = RequestMedia(inputs_of(*MIXED)), 0
+        while prefix < 40:
+            length = media.inputs.clip_chunk(prefix, min(space, 40 - prefix))
+            assert step_of(ForwardBatch([media], [prefix], [length])).failed == ()
+            prefix += length
+        assert step_of(ForwardBatch([media], [39], [0])).failed == ()  # no token of it is computed
+
+
+def test_spans_that_may_be_cut_are() -> None:
+    out = step_of(ForwardBatch([RequestMedia(inputs_of(*MIXED))], [16], [1]))
+    assert out.failed == ()
+    assert out.input_embeds.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("attention", ["half", None, 3, ["whole"]])
+def test_an_item_with_another_attention_fails_its_request(attention: Any) -> None:
+    inputs = inputs_of((3, 7, "causal"))
+    inputs.mm_items[0].attention = attention
+    (failed,) = step_of(ForwardBatch([RequestMedia(inputs)], [0], [10])).failed
+    assert "mm_items[0].attention: expected one of causal, whole" in failed.error.message

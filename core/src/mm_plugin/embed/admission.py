@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs.processed import MultimodalInputs
-from mm_plugin.items import Modality, MultimodalDataItem, span_fault
+from mm_plugin.items import Attention, Modality, MultimodalDataItem, span_fault
 
 
 def request_fault(inputs: MultimodalInputs) -> UsageError | None:
@@ -30,6 +30,8 @@ def request_fault(inputs: MultimodalInputs) -> UsageError | None:
         modality: Any = item.modality
         if not isinstance(modality, Modality):
             return _fault(f"mm_items[{index}].modality", "a Modality", modality)
+        if not isinstance(item.attention, str) or item.attention not in get_args(Attention):
+            return _fault(f"mm_items[{index}].attention", f"one of {', '.join(get_args(Attention))}", item.attention)
         wrong = span_fault(item.offsets)
         if wrong is not None:
             return UsageError(f"mm_items[{index}].offsets: {wrong}", argument="offsets")

@@ -9,7 +9,7 @@ import msgspec
 from mm_plugin.embed.admission import request_fault
 from mm_plugin.errors import UsageError
 from mm_plugin.inputs.batch import ForwardBatch
-from mm_plugin.inputs.processed import MultimodalInputs
+from mm_plugin.inputs.processed import MultimodalInputs, cut_span
 from mm_plugin.inputs.request_media import RequestMedia
 from mm_plugin.items import Modality
 
@@ -84,7 +84,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 def plan_step(batch: ForwardBatch) -> StepPlan:
     """Intersect every span of every item with its request's chunk.
 
-    Inputs come from another process. A request whose spans overlap, or are not spans, is in `StepPlan.faults`; the others go on.
+    Inputs come from another process. A request whose spans overlap, or are not spans, is in `StepPlan.faults`, and so is one whose
+    chunk cuts a span that must stay whole; the others go on.
 
     Raises:
         UsageError: the batch's lists do not fit together.
@@ -97,7 +98,7 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
     for request, (inputs, prefix, extend) in enumerate(
         zip(batch.inputs(), batch.extend_prefix_lens, batch.extend_seq_lens, strict=True)
     ):
-        fault = None if inputs is None else request_fault(inputs)
+        fault = None if inputs is None else request_fault(inputs) or _cut(inputs, prefix, prefix + extend)
         if fault is not None:
             faults[request] = fault
         elif inputs is not None:
@@ -109,6 +110,18 @@ def plan_step(batch: ForwardBatch) -> StepPlan:
             }
         flat += extend
     return StepPlan(flat, tuple(_between(pieces, flat)), tuple(pieces), frozenset(unfinished), faults)
+
+
+def _cut(inputs: MultimodalInputs, prefix: int, end: int) -> UsageError | None:
+    """What is wrong with a chunk that cuts a span whose tokens attend to one another: some would miss what others need."""
+    cut = (cut_span(inputs, prefix) or cut_span(inputs, end)) if prefix < end else None
+    if cut is None:
+        return None
+    return UsageError(
+        f"mm_items[{cut[2]}]: expected a chunk with all or none of the span ({cut[0]}, {cut[1]}), whose tokens attend to one "
+        f"another, got tokens {prefix} to {end - 1}; ask MultimodalInputs.clip_chunk where a chunk may end",
+        argument="batch",
+    )
 
 
 def _pieces(request: int, inputs: MultimodalInputs, prefix: int, end: int, flat: int) -> list[Piece]:

@@ -61,6 +61,11 @@ class EmbedOutput(msgspec.Struct, frozen=True, eq=False):
     kept: Mapping[Place, Any] = msgspec.field(default_factory=dict)
     extra: Any = None
 
+    @property
+    def failed_requests(self) -> frozenset[int]:
+        """Indices of the requests that failed: to be aborted, and nothing of this step that is theirs goes into a prefix cache."""
+        return frozenset(entry.request for entry in self.failed)
+
 
 class RoutineOutput(msgspec.Struct, frozen=True, eq=False):
     """What was embedded of a step, by the core or by a model's own routine.

@@ -303,16 +303,14 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
                 raise UsageError(f"{name}: expected a number of tokens from 0, got {value!r}", argument=name)
-        end = prefix + length
-        for first, last, index in whole_spans(self):
-            if first < prefix <= last:
-                raise SpanError(
-                    f"mm_items[{index}]: expected a prefix that does not cut the span ({first}, {last}), whose tokens attend to "
-                    f"one another, got {prefix}"
-                )
-            if prefix <= first < end <= last:
-                return first - prefix
-        return length
+        cut = cut_span(self, prefix)
+        if cut is not None:
+            raise SpanError(
+                f"mm_items[{cut[2]}]: expected a prefix that does not cut the span ({cut[0]}, {cut[1]}), whose tokens attend to "
+                f"one another, got {prefix}"
+            )
+        cut = cut_span(self, prefix + length)
+        return length if cut is None else cut[0] - prefix
 
     @property
     def num_mm_tokens(self) -> int:
@@ -346,7 +344,17 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
 
 def whole_spans(inputs: MultimodalInputs) -> list[tuple[int, int, int]]:
     """The spans that no chunk may cut, as in `MultimodalInputs.spans`."""
-    return [span for span in inputs.spans if inputs.mm_items[span[2]].attention == "whole"]
+    return sorted(
+        (start, end, index)
+        for index, item in enumerate(inputs.mm_items)
+        if item.attention == "whole"
+        for start, end in item.offsets
+    )
+
+
+def cut_span(inputs: MultimodalInputs, border: int) -> tuple[int, int, int] | None:
+    """The span, as in `MultimodalInputs.spans`, that must stay whole and has tokens on both sides of a border between tokens."""
+    return next((span for span in whole_spans(inputs) if span[0] < border <= span[1]), None)
 
 
 def _copy(value: Any) -> Any:

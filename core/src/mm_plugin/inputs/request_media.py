@@ -12,7 +12,7 @@ import numpy as np
 from mm_plugin.errors import UsageError
 from mm_plugin.forking import new_lock, new_rlock
 from mm_plugin.inputs.encoded import Encoded
-from mm_plugin.inputs.processed import MultimodalInputs
+from mm_plugin.inputs.processed import MultimodalInputs, cut_span
 from mm_plugin.items import ITEM_KEY_BYTES, item_key
 
 # From what a retracted request is embedded again.
@@ -127,8 +127,10 @@ class RequestMedia:
         with self._order:
             self._check_open()
             _check_computed(computed)
-            if self.retain == "feature":
-                return
+            self._release(computed)
+
+    def _release(self, computed: int) -> None:
+        if self.retain != "feature":
             held = {key[:ITEM_KEY_BYTES] for key in self.held_embeddings}
             for item, precomputed in zip(self.inputs.mm_items, self._precomputed, strict=True):
                 # Where the prefix came from another request's KV cache, no step had embeddings to hold.
@@ -139,6 +141,7 @@ class RequestMedia:
     def retract(self, computed: int = 0) -> None:
         """Report that the KV cache keeps only the first `computed` tokens; features that are needed again are made again.
 
+        A server that looks into its prefix cache before it computes the request again calls `resume` then, and not this before it.
         Positions stay as they were: `mm_plugin.positions.extend_positions` gives those of the prompt and of what was generated.
 
         Raises:
@@ -147,17 +150,48 @@ class RequestMedia:
         with self._order:
             self._check_open()
             _check_computed(computed)
-            for index, (item, remake) in enumerate(zip(self.inputs.mm_items, self._remake, strict=True)):
-                if remake is None or item.feature is not None or not item.offsets or item.offsets[-1][1] < computed:
-                    continue
-                feature = remake()
-                if self._ended:  # by the recipe
-                    return
-                item.feature = feature
-                if feature is None:
-                    raise UsageError(
-                        f"mm_items[{index}]: expected a feature from the recipe, got None", argument="recipe"
-                    )
+            self._restore(computed)
+
+    def _restore(self, computed: int) -> None:
+        for index, (item, remake) in enumerate(zip(self.inputs.mm_items, self._remake, strict=True)):
+            if remake is None or item.feature is not None or not item.offsets or item.offsets[-1][1] < computed:
+                continue
+            feature = remake()
+            if self._ended:  # by the recipe
+                return
+            item.feature = feature
+            if feature is None:
+                raise UsageError(f"mm_items[{index}]: expected a feature from the recipe, got None", argument="recipe")
+
+    def resume(self, hit: int) -> None:
+        """Report that the next step goes on after the first `hit` tokens, whose KV cache a prefix cache has.
+
+        It is for a request that was just admitted, and for one whose KV cache was taken away, in place of `retract`. Items that lie
+        within these tokens as a whole are consumed: their embeddings are held no longer, their features go as with `advance`, and
+        no recipe is asked for them. Features of the other items are made again where they are gone.
+
+        Args:
+            hit: tokens; 0 where the prefix cache has none.
+
+        Raises:
+            UsageError: the request has ended, `hit` is not a number of tokens from 0, it cuts a span that must stay whole, or a
+                recipe returned None.
+        """
+        with self._order:
+            self._check_open()
+            _check_computed(hit)
+            cut = cut_span(self.inputs, hit)
+            if hit < 0 or cut is not None:
+                expected = "from 0" if cut is None else f"that do not cut the span ({cut[0]}, {cut[1]})"
+                raise UsageError(f"hit: expected tokens {expected}, got {hit}", argument="hit")
+            if self.retain != "embeddings":
+                needed = {
+                    item_key(item) for item in self.inputs.mm_items if item.offsets and item.offsets[-1][1] >= hit
+                }
+                with self._lock:
+                    self._held = {key: each for key, each in self._held.items() if key[:ITEM_KEY_BYTES] in needed}
+            self._release(hit)
+            self._restore(hit)
 
     def next_turn(self, inputs: MultimodalInputs, *, recipe: Recipe | None = None) -> None:
         """Go on with a session's next turn.
