@@ -364,9 +364,6 @@ class Precomputed(AcceptsPrecomputed, Toy):
     def replacement(self, layout: Mapping[str, Any]) -> Replacement:
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], layout["rows"])
 
-    def feature_name(self, modality: Modality) -> str:
-        return "pixel_values"
-
     def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
         return int(fields["rows"])
 
@@ -379,6 +376,7 @@ SPEC = toy_spec(
     output_version=4,
     token_pairs=(("<start>", "<end>"),),
     fields={Modality.IMAGE: ("rows",)},
+    feature_names={Modality.IMAGE: "pixel_values"},
     padding="pairs",
 )
 CONTEXT = {"mapping": [["many", False]]}

@@ -63,7 +63,13 @@ CASES: dict[str, tuple[str, str, str, str | None]] = {
         "processor",
         "class It(Base, AcceptsPrecomputed): ...\n",
         "IMAGE",
-        "must define check_feature, check_fields, feature_name",
+        "must define check_feature, check_fields",
+    ),
+    "features by no name": (
+        "processor",
+        "class It(Base, AcceptsPrecomputed):\n    def check_fields(self, m, f): ...\n    def check_feature(self, m, x, f): ...\n",
+        "IMAGE",
+        "the spec must declare feature_names",
     ),
     "an encoder without load": (
         "encoder",

@@ -29,9 +29,6 @@ TOKENS = tuple(toy.TOKENS.values())
 class Given(AcceptsPrecomputed, Toy):
     """Features come as `pixels`, a row for each token."""
 
-    def feature_name(self, modality: Modality) -> str:
-        return "pixels"
-
     def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
         return int(fields["rows"])
 
@@ -52,7 +49,9 @@ class AsDecoded(Given):
 
 @pytest.fixture
 def open_given(open_words: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cls=Given, **spec: open_words(cls, toy_spec(*ALL, **spec), TOKENS)
+    return lambda cls=Given, **spec: open_words(
+        cls, toy_spec(*ALL, feature_names=dict.fromkeys(ALL, "pixels"), **spec), TOKENS
+    )
 
 
 LEVELS = np.arange(24, dtype=np.float32).reshape(4, 6)

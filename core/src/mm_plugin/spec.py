@@ -32,6 +32,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         padding: how a scheduler finds the spans of items in ids that come without offsets: between `"pairs"` of tokens, as
             `"runs"` of the placeholder, not at all (`"offsets"`), or by a `"module:function"`.
         fields: by modality, the names of an item's model fields. Any other field is an error that names it.
+        feature_names: by modality, the name under which the reference's processor gives the feature, such as `pixel_values`; for
+            media inputs that come prepared, and for engines that pass features on by name. All modalities, or none where the
+            reference has no such names.
         processor: `"module:Class"` of the `ModelProcessor`.
         encoder: `"module:Class"` of the `Encoder`.
         positions: `"module:function"` that computes M-RoPE positions; None for ordinary positions.
@@ -83,6 +86,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     model_types: tuple[str, ...] = ()
     token_pairs: tuple[tuple[str, str], ...] = ()
     padding: str = "pairs"
+    feature_names: Mapping[Modality, str] = {}
     positions: str | None = None
     tokenizer: str | None = None
     embed: str | None = None
@@ -126,6 +130,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
                 refuse(
                     f"fields[{modality.name}] holds {', '.join(taken)}, the name of a field of every item; rename it"
                 )
+        named = self.feature_names
+        if not isinstance(named, Mapping) or (named and set(named) != set(self.modalities)):
+            refuse(f"feature_names must have exactly the keys {[m.name for m in self.modalities]}, or none")
+        for modality, name in named.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                refuse(f"feature_names[{modality.name}] must be an identifier, got {name!r}")
+            if name in self.fields[modality]:
+                refuse(f"feature_names[{modality.name}] is {name}, which is a field too; name one of the two otherwise")
         if any(not isinstance(token, str) or not token for token in self.placeholders.values()):
             refuse("placeholders must be non-empty token strings")
         if any(

@@ -66,14 +66,12 @@ class AcceptsAudio(ABC):
 class AcceptsPrecomputed(ABC):
     """For processors that also take media that are prepared already (`ProcessorOutput`, `PrecomputedEmbeddings`).
 
-    Everything there comes from a client, so nothing of it is believed.
+    Everything there comes from a client, so nothing of it is believed. A client gives the feature under the name that
+    `ModelSpec.feature_names` has for it, which such a plugin must declare.
 
     Example:
         >>> from mm_plugin.errors import SizeError
         >>> class Rows(AcceptsPrecomputed):
-        ...     def feature_name(self, modality):
-        ...         return "pixel_values"
-        ...
         ...     def check_fields(self, modality, fields):
         ...         if not 0 < fields["rows"] <= 1024:
         ...             raise SizeError(f"rows must be from 1 to 1024, got {fields['rows']}")
@@ -85,10 +83,6 @@ class AcceptsPrecomputed(ABC):
         >>> Rows().check_fields(None, {"rows": 7})
         7
     """
-
-    @abstractmethod
-    def feature_name(self, modality: Modality) -> str:
-        """The name under which the reference's processor gives the feature, such as `pixel_values`."""
 
     @abstractmethod
     def check_fields(self, modality: Modality, fields: Fields) -> int:

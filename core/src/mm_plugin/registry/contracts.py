@@ -76,6 +76,10 @@ def contract_faults(spec: ModelSpec, field: str, found: Any) -> list[str]:
                 faults.append(f"must subclass {mixin.__name__}: the spec declares {served}")
     if field == "processor":
         faults += _option_faults(found)
+        accepts = import_reference("mm_plugin.processor:AcceptsPrecomputed")
+        # A spec without modalities is specialized for each checkpoint.
+        if issubclass(found, accepts) and spec.modalities and not spec.feature_names:
+            faults.append("takes features by name, as AcceptsPrecomputed: the spec must declare feature_names")
     return [*faults, *_method_faults(found)]
 
 

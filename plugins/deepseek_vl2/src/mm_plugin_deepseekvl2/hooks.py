@@ -17,6 +17,7 @@ def mm_register_models() -> ModelSpec:
         placeholders={Modality.IMAGE: "<image>"},
         padding="runs",  # images have no start and end tokens; only recorded offsets separate adjacent ones
         fields={Modality.IMAGE: ("images_spatial_crop",)},
+        feature_names={Modality.IMAGE: "images"},
         processor="mm_plugin_deepseekvl2.processor:DeepseekVL2Processor",
         encoder="mm_plugin_deepseekvl2.encoder:DeepseekVL2Encoder",
         tokenizer="mm_plugin_deepseekvl2.conversation:open_tokenizer",

@@ -185,10 +185,6 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         columns, rows = layout["images_spatial_crop"][0].tolist()
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], self._num_rows(rows, columns))
 
-    def feature_name(self, modality: Modality) -> str:
-        """`images`."""
-        return "images"
-
     def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
         """Embeddings of an image whose tiles add up to one of the checkpoint's resolutions."""
         crop, options = np.asarray(fields["images_spatial_crop"]), self.options

@@ -18,6 +18,7 @@ def mm_register_models() -> ModelSpec:
         token_pairs=(("<|vision_start|>", "<|vision_end|>"),),
         padding="pairs",
         fields={Modality.IMAGE: ("image_grid_thw",), Modality.VIDEO: ("video_grid_thw", "second_per_grid_ts")},
+        feature_names={Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"},
         processor="mm_plugin_qwen25vl.processor:Qwen25VLProcessor",
         encoder="mm_plugin_qwen25vl.encoder:Qwen25VLEncoder",
         positions="mm_plugin_qwen25vl.positions:positions",

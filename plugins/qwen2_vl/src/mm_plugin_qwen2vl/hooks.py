@@ -18,6 +18,7 @@ def mm_register_models() -> ModelSpec:
         token_pairs=(("<|vision_start|>", "<|vision_end|>"),),
         padding="pairs",
         fields={Modality.IMAGE: ("image_grid_thw",), Modality.VIDEO: ("video_grid_thw",)},
+        feature_names={Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"},
         processor="mm_plugin_qwen2vl.processor:Qwen2VLProcessor",
         encoder="mm_plugin_qwen2vl.encoder:Qwen2VLEncoder",
         positions="mm_plugin_qwen2vl.positions:positions",

@@ -43,6 +43,7 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
         "modalities": tuple(traits),
         "placeholders": {modality: one.placeholder for modality, one in traits.items()},
         "fields": {modality: (*own_fields, *one.field_names) for modality, one in traits.items()},
+        "feature_names": {modality: one.feature_name for modality, one in traits.items()},
         "token_pairs": token_pairs(model.tokenizer, _default_template(checkpoint), traits.values()),
         "add_special_tokens": model.runner.add_special_tokens,
         "placeholder_affixes": affixes,

@@ -25,7 +25,6 @@ from mm_plugin.transforms.resizing import ResizeRule, resize, smart_resize
 # Fewest and most merged tokens of an image or frame whose size a request gives.
 _RESIZED_TOKENS = (4, 16_384)
 _GRID_FIELDS = {Modality.IMAGE: "image_grid_thw", Modality.VIDEO: "video_grid_thw"}
-_FEATURE_NAMES = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
 class PatchGridVideos(AcceptsVideos):
@@ -116,11 +115,6 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
         return Replacement.repeat(self.special_tokens.placeholders[modality], n_patches // self.options.merge_size**2)
 
     @final
-    def feature_name(self, modality: Modality) -> str:
-        """`pixel_values` or `pixel_values_videos`."""
-        return _FEATURE_NAMES[modality]
-
-    @final
     def check_fields(self, modality: Modality, fields: Fields) -> int:
         """Embeddings of a grid [1, 3] of whole merged patches; an image has one temporal patch."""
         if isinstance(self, PatchGridVideos) and modality is Modality.VIDEO:
@@ -135,7 +129,7 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
         check_patches(
             feature,
             fields[_GRID_FIELDS[modality]],
-            name=self.feature_name(modality),
+            name=self.spec.feature_names[modality],
             patch_size=self.options.patch_size,
             temporal_patch_size=self.options.temporal_patch_size,
             still=modality is Modality.IMAGE,

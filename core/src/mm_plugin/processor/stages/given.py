@@ -44,7 +44,9 @@ def accept(model: OpenModel, facts: Facts, item: ReadItem) -> MeasuredItem:
     given = dict(value.fields) if isinstance(value.fields, Mapping) else {}
     feature = embeddings = None
     if isinstance(value, ProcessorOutput):
-        name = author.call("feature_name", lambda: accepts.feature_name(modality), path)
+        name = model.spec.feature_names.get(modality)
+        if name is None:
+            raise author.fault(f"{author.name} takes features by name: the spec must declare feature_names")
         feature = given.pop(name, None)
         if not is_dense(feature):
             raise MediaError(
