@@ -206,7 +206,7 @@ def test_a_request_whose_chunk_cuts_a_whole_span_fails_alone(prefix: int, length
     assert cutting.held_embeddings == {}
 
 
-def test_chunks_that_clip_chunk_gives_never_fail() -> None:
+def test_chunks_that_the_inputs_allow_never_fail() -> None:
     for space in (10, 11, 14, 40):
         media, prefix = RequestMedia(inputs_of(*MIXED)), 0
         while prefix < 40:

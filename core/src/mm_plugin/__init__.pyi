@@ -1,4 +1,5 @@
 from .checkpoint import Checkpoint
+from .embed.encode import encode_items
 from .embed.routine import embed_mm_inputs, general_mm_embed_routine
 from .embed.rows import EmbedOutput
 from .encoder.base import Encoder, EncodesAudio, EncodesImages, EncodesVideos
@@ -112,6 +113,7 @@ __all__ = [
     "__version__",
     "discover",
     "embed_mm_inputs",
+    "encode_items",
     "general_mm_embed_routine",
     "hookimpl",
 ]

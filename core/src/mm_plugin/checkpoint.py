@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json, weights_file
+from mm_plugin.checkpoint_files import SMALL_FILES, check_files, fetch, read_file, read_json
+from mm_plugin.checkpoint_tensors import CheckpointTensors, FileTensors, GivenTensors
 from mm_plugin.errors import UsageError
 from mm_plugin.foreign import is_interruption
 from mm_plugin.identity.digests import digest
-from mm_plugin.identity.framing import FORMAT_VERSION, feature_digest, frame
+from mm_plugin.identity.framing import FORMAT_VERSION, frame
 from mm_plugin.items import Modality
 from mm_plugin.settings_files import SETTINGS_FILES, find_settings
 from mm_plugin.spec import ModelSpec
 from mm_plugin.tokenizer_files import check_tokenizer_files, find_chat_templates, tokenizer_fault
-
-# Digests of tensors by (file, size, time, inode, name), so that gigabytes are not hashed twice.
-_TENSOR_DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
 
 class Checkpoint:
@@ -48,8 +46,10 @@ class Checkpoint:
         source: str,
         open_tokenizer: Callable[[Checkpoint], Any] | None = None,
         specialization: tuple[ModelSpec | None, ModelSpec, Any] | None = None,
+        tensors: CheckpointTensors | None = None,
     ) -> None:
         self.folder, self.config, self._source = folder, config, source
+        self._tensors: CheckpointTensors = FileTensors(folder, source) if tensors is None else tensors
         self._open_tokenizer = _auto_tokenizer if open_tokenizer is None else open_tokenizer
         self._tokenizer: Any = None
         self._read: set[str] = set()
@@ -76,7 +76,30 @@ class Checkpoint:
 
     def with_tokenizer(self, open_tokenizer: Callable[[Checkpoint], Any]) -> Checkpoint:
         """A view of the same files whose tokenizer a function opens; see `ModelSpec.tokenizer`."""
-        return Checkpoint(self.folder, self.config, self._source, open_tokenizer, self._specialization)
+        return self._view(open_tokenizer=open_tokenizer)
+
+    def with_tensors(self, tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Checkpoint:
+        """A view whose tensors are these and no others, for whoever has read them already, such as an engine.
+
+        Args:
+            tensors: dense torch tensors by the names that they have in the checkpoint, or pairs of both. They are kept, and an
+                encoder uses the memory of those that have its device and dtype.
+
+        Raises:
+            UsageError: an entry is not a name and a dense tensor, or a name comes twice.
+        """
+        return self._view(tensors=GivenTensors(tensors))
+
+    def _view(self, **changed: Any) -> Checkpoint:
+        kept = {
+            "open_tokenizer": self._open_tokenizer,
+            "specialization": self._specialization,
+            "tensors": self._tensors,
+        }
+        view = Checkpoint(self.folder, self.config, self._source, **kept | changed)
+        if "open_tokenizer" not in changed:
+            view._tokenizer = self._tokenizer
+        return view
 
     def specialized(self, spec: ModelSpec, state: Any, *, base: ModelSpec | None = None) -> Checkpoint:
         """A view that carries what a plugin learned about this checkpoint, so that opening it again need not repeat the work.
@@ -89,9 +112,7 @@ class Checkpoint:
         Returns:
             The view; this object does not change.
         """
-        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer, (base, spec, state))
-        view._tokenizer = self._tokenizer
-        return view
+        return self._view(specialization=(base, spec, state))
 
     @property
     def specialization(self) -> tuple[ModelSpec, Any] | None:
@@ -184,29 +205,12 @@ class Checkpoint:
         # An encoder may read how to normalize from these.
         names = SETTINGS_FILES
         settings = {name: digest(read_file(self.folder / name)) for name in names if (self.folder / name).is_file()}
-        files = self.tensor_names() if any(self.folder.glob("*.safetensors")) else {}
-        content = self._tensor_digests(sorted(files) if tensors is None else sorted(set(tensors)))
+        # Names are those of the files, also where tensors were given: both ways give one fingerprint for one content.
+        files = FileTensors(self.folder, self._source).names() if any(self.folder.glob("*.safetensors")) else {}
+        everything = files if isinstance(self._tensors, FileTensors) else self._tensors.names()
+        content = self._tensors.digests(sorted(everything if tensors is None else set(tensors)))
         parts = ["mm-plugin/checkpoint", FORMAT_VERSION, dict(self.config), settings, sorted(files), content]
         return digest(frame(parts)).hex()
-
-    def _tensor_digests(self, names: Iterable[str]) -> dict[str, bytes]:
-        """`feature_digest` of tensors by name, with one tensor in memory at a time."""
-        from safetensors import SafetensorError, safe_open
-
-        found: dict[str, bytes] = {}
-        for file, inside in self._by_file(names).items():
-            try:
-                stat = file.stat()
-                place = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-                missing = [name for name in inside if (*place, name) not in _TENSOR_DIGESTS]
-                if missing:
-                    with safe_open(file, framework="pt") as opened:
-                        for name in missing:
-                            _TENSOR_DIGESTS[*place, name] = feature_digest(opened.get_tensor(name))
-            except (SafetensorError, OSError) as error:
-                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
-            found |= {name: _TENSOR_DIGESTS[*place, name] for name in inside}
-        return found
 
     @property
     def source(self) -> str:
@@ -220,44 +224,15 @@ class Checkpoint:
 
     def view(self) -> Checkpoint:
         """The same checkpoint as a separate object with an empty `tensors_read`."""
-        view = Checkpoint(self.folder, self.config, self._source, self._open_tokenizer, self._specialization)
-        view._tokenizer = self._tokenizer
-        return view
+        return self._view()
 
-    def tensor_names(self) -> dict[str, Path]:
-        """The name of every tensor in the checkpoint, with the file that contains it.
+    def tensor_names(self) -> dict[str, Path | None]:
+        """The name of every tensor in the checkpoint, with the file that contains it; None for tensors that were given.
 
         Raises:
             UsageError: there are no safetensors files, one cannot be read or is outside of the folder, or their index is malformed.
         """
-        from safetensors import SafetensorError, safe_open
-
-        folder = self._weights_folder()
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            table = read_json(index).get("weight_map")
-            if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-                raise UsageError(
-                    f"{index}: expected a weight_map from tensor names to files, found {type(table).__name__}",
-                    argument="checkpoint",
-                )
-            files = {file: weights_file(folder, file) for file in set(table.values())}
-            return {name: files[file] for name, file in table.items()}
-        names: dict[str, Path] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            weights_file(folder, file.name)
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    names.update(dict.fromkeys(opened.keys(), file))
-            except (SafetensorError, OSError) as error:
-                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
-        if not names:
-            raise UsageError(
-                f"{folder}: expected .safetensors files, found none; convert the weights, because other formats can run code "
-                "when they are read",
-                argument="checkpoint",
-            )
-        return names
+        return self._tensors.names()
 
     def tensors(self, prefixes: Iterable[str], *, device: Any = "cpu", dtype: Any = None) -> dict[str, Any]:
         """The tensors under some prefixes, by name without the prefix; no other tensor's bytes are read.
@@ -300,34 +275,9 @@ class Checkpoint:
         Raises:
             UsageError: a tensor is missing, or a file cannot be read.
         """
-        from safetensors import SafetensorError, safe_open
-
-        found: dict[str, Any] = {}
-        for file, inside in self._by_file(names).items():
-            try:
-                with safe_open(file, framework="pt", device=str(device)) as opened:
-                    for name in inside:
-                        tensor = opened.get_tensor(name)
-                        found[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-            except (SafetensorError, OSError) as error:
-                raise UsageError(f"{file} cannot be read: {error}", argument="checkpoint") from error
+        found = self._tensors.read(names, device=device, dtype=dtype)
         self._read.update(found)
         return found
-
-    def _by_file(self, names: Iterable[str]) -> dict[Path, list[str]]:
-        names = list(names)
-        files = self.tensor_names() if names else {}
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            if name not in files:
-                raise UsageError(f"{self.folder} holds no tensor {name!r}", argument="checkpoint")
-            by_file.setdefault(files[name], []).append(name)
-        return by_file
-
-    def _weights_folder(self) -> Path:
-        if any(self.folder.glob("*.safetensors")) or Path(self._source).is_dir():
-            return self.folder
-        return fetch(self._source, (*SMALL_FILES, "*.safetensors"))
 
 
 def check_tensors(tensors: Mapping[str, Any], module: Mapping[str, Any], *, what: str) -> None:

@@ -54,13 +54,13 @@ class EmbeddingCache:
         self._hits = _Tally()
         self._misses = self._mismatches = self._joins = 0
 
-    def get(self, key: bytes, *, num_tokens: int, hidden: int, dtype: Any, device: Any) -> Encoded | None:
+    def get(self, key: bytes, *, num_tokens: int, hidden: int | None, dtype: Any, device: Any) -> Encoded | None:
         """Embeddings that fit, or None. An entry that does not fit is dropped, and counted as a mismatch and a miss.
 
         Args:
             key: from `embedding_key`.
             num_tokens: embeddings that there must be.
-            hidden: width that they must have.
+            hidden: width that they must have; None for any.
             dtype: torch dtype that they must have.
             device: torch device on which they must lie.
         """
@@ -71,7 +71,7 @@ class EmbeddingCache:
             fits = found is not None and found.fits(*facts)
         elif self._keeps_facts and type(entry) is tuple and len(entry) == 2:
             found, known = entry
-            fits = known == facts
+            fits = known == facts or (hidden is None and (*known[:1], None, *known[2:]) == facts)
         else:
             found, fits = entry, not self._keeps_facts and isinstance(entry, Encoded) and entry.fits(*facts)
         if fits:

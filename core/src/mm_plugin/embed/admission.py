@@ -27,16 +27,27 @@ def request_fault(inputs: MultimodalInputs) -> UsageError | None:
     for index, item in enumerate(items):
         if not isinstance(item, MultimodalDataItem):
             return _fault(f"mm_items[{index}]", "a MultimodalDataItem", item)
-        modality: Any = item.modality
-        if not isinstance(modality, Modality):
-            return _fault(f"mm_items[{index}].modality", "a Modality", modality)
-        if not isinstance(item.attention, str) or item.attention not in get_args(Attention):
-            return _fault(f"mm_items[{index}].attention", f"one of {', '.join(get_args(Attention))}", item.attention)
-        wrong = span_fault(item.offsets)
-        if wrong is not None:
-            return UsageError(f"mm_items[{index}].offsets: {wrong}", argument="offsets")
+        fault = form_fault(item, f"mm_items[{index}]")
+        if fault is not None:
+            return fault
         spans += [(start, end, index) for start, end in item.offsets]
     return _overlap(sorted(spans), len(inputs.input_ids))
+
+
+def form_fault(item: MultimodalDataItem, name: str) -> UsageError | None:
+    """What is wrong with what an item says of itself, so that nothing can be asked of it; None where all is well.
+
+    Args:
+        item: any values may stand in its fields.
+        name: of the item, for the message.
+    """
+    modality: Any = item.modality
+    if not isinstance(modality, Modality):
+        return _fault(f"{name}.modality", "a Modality", modality)
+    if not isinstance(item.attention, str) or item.attention not in get_args(Attention):
+        return _fault(f"{name}.attention", f"one of {', '.join(get_args(Attention))}", item.attention)
+    wrong = span_fault(item.offsets)
+    return None if wrong is None else UsageError(f"{name}.offsets: {wrong}", argument="offsets")
 
 
 def _overlap(spans: list[tuple[int, int, int]], seq: int) -> UsageError | None:

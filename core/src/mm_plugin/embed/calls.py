@@ -13,7 +13,7 @@ import torch
 from mm_plugin.encoder.base import Agree, Encoder, EncoderLike
 from mm_plugin.encoder.results import as_tensor, checked_embeddings
 from mm_plugin.encoder.staging import StagingBuffer
-from mm_plugin.errors import EncoderError, MMPluginError, is_readable
+from mm_plugin.errors import EncoderError, MMPluginError, UsageError, is_readable
 from mm_plugin.events import BatchRefused, EncodeBatch, Observers
 from mm_plugin.foreign import is_interruption, let_go, text_of, trace_of, words
 from mm_plugin.inputs.encoded import Encoded
@@ -30,15 +30,19 @@ class EncoderCalls:
 
     Args:
         encoder: an `Encoder`, or a mapping from modality to a callable over items.
-        hidden: width that embeddings must have.
+        hidden: width that embeddings must have; None for any.
         dtype: torch dtype to which they are converted.
         device: torch device to which they are moved.
         max_tokens: most embeddings of one call; None for no limit. An item that has more gets a call of its own.
         agree: for collective encoders, takes this rank's outcome (0 done, 1 out of memory, 2 failed) and returns the worst of
             all ranks.
-        staging: brings host features to the encoder's device; where None, features are moved directly.
-        observers: hear of every call.
-        strict: items that the encoder refuses together and encodes one by one have failed.
+        staging: brings host features to the encoder's device; the `Encoder`'s own where None, and without one, features are moved
+            directly.
+        observers: hear of every call; the `Encoder`'s own where None.
+        strict: items that the encoder refuses together and encodes one by one have failed; as the `Encoder` says where None.
+
+    Raises:
+        UsageError: the encoder is collective, and `agree` is missing.
 
     Attributes:
         hidden: as given.
@@ -53,19 +57,23 @@ class EncoderCalls:
         self,
         encoder: EncoderLike,
         *,
-        hidden: int,
+        hidden: int | None,
         dtype: Any,
         device: Any,
         max_tokens: int | None = None,
         agree: Agree | None = None,
         staging: StagingBuffer | None = None,
         observers: Observers | None = None,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
-        self._encoder, self._strict = encoder, strict
-        self.hidden, self.dtype, self.device, self.observers = hidden, dtype, device, observers
-        self._max_tokens, self._staging = max_tokens, staging
         bound = encoder if isinstance(encoder, Encoder) else None
+        if bound is not None and bound.collective and agree is None:
+            raise UsageError("agree: a collective encoder needs it, or its ranks would decide apart", argument="agree")
+        self._encoder, self._max_tokens = encoder, max_tokens
+        self._strict = strict if strict is not None else bound is not None and bound.is_strict
+        self._staging = staging if staging is not None or bound is None else bound.staging
+        self.observers = observers if observers is not None or bound is None else bound.observers
+        self.hidden, self.dtype, self.device = hidden, dtype, device
         self.owner = {} if bound is None else dict(bound.owner)
         self._reads_on = torch.device(device if bound is None or bound.device is None else bound.device)
         collective = bound is not None and bound.collective

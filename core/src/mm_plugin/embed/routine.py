@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mm_plugin.embed.admission import is_ids
 from mm_plugin.embed.gather import StepEmbeddings
 from mm_plugin.embed.plan import StepPlan, plan_step
@@ -46,6 +48,7 @@ def embed_mm_inputs(
     staging: StagingBuffer | None = None,
     observers: Observers | None = None,
     strict: bool | None = None,
+    out: torch.Tensor | None = None,
 ) -> EmbedOutput:
     """The embeddings of one step: text looked up, media encoded once and written by intervals.
 
@@ -69,10 +72,12 @@ def embed_mm_inputs(
         observers: hear of every encoder call; the bound encoder's own where None.
         strict: items that the encoder refuses together and encodes one by one have failed; as the bound encoder's registry
             says (`Settings.strict`) where None.
+        out: [at least total, hidden], of the text embeddings' dtype and device: a buffer whose first rows are written, and are
+            `EmbedOutput.input_embeds`; other rows are left alone. A new tensor where None.
 
     Raises:
-        UsageError: ids, batch and embedding do not fit together. No fault of an item, an encoder or a routine raises here; it is in
-            `EmbedOutput.failed`.
+        UsageError: ids, batch, embedding and `out` do not fit together. No fault of an item, an encoder or a routine raises here;
+            it is in `EmbedOutput.failed`.
 
     Example:
         >>> import numpy as np
@@ -98,13 +103,11 @@ def embed_mm_inputs(
     _check_media(batch)
     _check_ids(input_ids, plan)
     bound = encoder if isinstance(encoder, Encoder) else None
-    if bound is not None and bound.collective and agree is None:
-        raise UsageError("agree: a collective encoder needs it, or its ranks would decide apart", argument="agree")
     own = None if bound is None else bound.embed_routine
     with torch.no_grad():
         # A model's own routine may use the embedding of a placeholder; without one, those are not looked up.
         text = input_ids if own is None else model_ids(input_ids, plan, batch)
-        embeds = embed_text(text, plan if own is None else plan.only(()), input_embedding)
+        embeds = embed_text(text, plan if own is None else plan.only(()), input_embedding, out)
         calls = EncoderCalls(
             encoder,
             hidden=embeds.shape[1],
@@ -112,9 +115,9 @@ def embed_mm_inputs(
             device=embeds.device,
             max_tokens=max_encode_tokens,
             agree=agree,
-            staging=staging if staging is not None or bound is None else bound.staging,
-            observers=observers if observers is not None or bound is None else bound.observers,
-            strict=strict if strict is not None else bound is not None and bound.is_strict,
+            staging=staging,
+            observers=observers,
+            strict=strict,
         )
         step = StepEmbeddings(plan, batch, calls, "" if bound is None else bound.version, cache)
         try:
@@ -124,7 +127,9 @@ def embed_mm_inputs(
                 replace_rows(embeds, plan, step.found)
                 made = RoutineOutput(embeds)
             else:
-                made = _run_routine(own, step, text, embeds, input_embedding)
+                made = _run_routine(own, step, text, embeds if out is None else embeds.clone(), input_embedding)
+                if out is not None:
+                    made = msgspec.structs.replace(made, input_embeds=embeds.copy_(made.input_embeds))
             zero_requests(made.input_embeds, plan, batch)
             return _output(step, made, check_finite=check_finite)
         finally:

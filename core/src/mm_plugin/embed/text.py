@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from mm_plugin.arrays import is_dense
 from mm_plugin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,22 +19,25 @@ if TYPE_CHECKING:
 _FEW_RUNS = 64
 
 
-def embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torch.Tensor:
-    """A new [total, hidden] with every text run filled; rows of items are left unset.
+def embed_text(
+    input_ids: torch.Tensor, plan: StepPlan, embedding: Any, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[total, hidden] with every text run filled; rows of items are left unset.
 
     Args:
         input_ids: [total] int32 or int64; ids of items are not looked at.
         plan: what the step writes.
         embedding: an `nn.Embedding`, or any callable from ids [n] to [n, hidden].
+        out: [at least total, hidden], whose first rows are filled and returned; a new tensor where None.
 
     Raises:
-        UsageError: the embedding returned another number of rows.
+        UsageError: the embedding returned another number of rows, or `out` does not fit them.
     """
     import torch
 
     runs = plan.text_runs
     if type(embedding) is torch.nn.Embedding and embedding.max_norm is None and not _is_altered(embedding):
-        return _looked_up(input_ids, plan, embedding.weight)
+        return _looked_up(input_ids, plan, embedding.weight, out)
     # Any other embedding (scaled, sharded, hooked) is called once, on the text alone.
     text = torch.cat([input_ids[start:end] for start, end in runs]) if runs else input_ids[:0]
     limit = getattr(embedding, "num_embeddings", None)
@@ -43,7 +47,7 @@ def embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torch
             f"input_embedding: expected [{text.numel()}, hidden] for {text.numel()} ids, got {list(rows.shape)}",
             argument="input_embedding",
         )
-    out = rows.new_empty((plan.total, rows.shape[-1]))
+    out = _rows_of(out, plan.total, rows)
     cursor = 0
     for start, end in runs:
         out[start:end] = rows[cursor : cursor + end - start]
@@ -51,11 +55,33 @@ def embed_text(input_ids: torch.Tensor, plan: StepPlan, embedding: Any) -> torch
     return out
 
 
-def _looked_up(input_ids: torch.Tensor, plan: StepPlan, weight: torch.Tensor) -> torch.Tensor:
+def _rows_of(out: torch.Tensor | None, total: int, like: torch.Tensor) -> torch.Tensor:
+    """The first `total` rows of `out`, or as many new ones, of the width, dtype and device of other rows.
+
+    Raises:
+        UsageError: `out` has not so many, or others.
+    """
+    import torch
+
+    if out is None:
+        return like.new_empty((total, like.shape[-1]))
+    wanted = f"[at least {total}, {like.shape[-1]}] {like.dtype} on {like.device}"
+    if not isinstance(out, torch.Tensor):
+        raise UsageError(f"out: expected {wanted}, got {type(out).__name__}", argument="out")
+    fits = out.ndim == 2 and len(out) >= total and out.shape[1] == like.shape[-1]
+    if not fits or (out.dtype, out.device) != (like.dtype, like.device) or not is_dense(out):
+        got = f"{list(out.shape)} {out.dtype} on {out.device}"
+        raise UsageError(f"out: expected {wanted}, got {got}", argument="out")
+    return out.detach()[:total]
+
+
+def _looked_up(
+    input_ids: torch.Tensor, plan: StepPlan, weight: torch.Tensor, given: torch.Tensor | None
+) -> torch.Tensor:
     import torch
 
     runs = plan.text_runs
-    out = weight.new_empty((plan.total, weight.shape[1]))
+    out = _rows_of(given, plan.total, weight)
     if not runs:
         return out
     # Cache ids hold sentinels, and an invalid id must not take the batch down: look up through a clamped copy.

@@ -1,6 +1,7 @@
 from .base import Agree, EmbedRoutine, Encoder, EncoderLike, EncodesAudio, EncodesImages, EncodesVideos
 from .layers import Rotary2D, VarlenAttention, self_attention
 from .loading import fill_tower, load_tower
+from .module import EncoderModule
 from .results import as_tensor, checked_embeddings, given_embeddings
 from .staging import StagingBuffer
 
@@ -9,6 +10,7 @@ __all__ = [
     "EmbedRoutine",
     "Encoder",
     "EncoderLike",
+    "EncoderModule",
     "EncodesAudio",
     "EncodesImages",
     "EncodesVideos",

@@ -32,6 +32,7 @@ class _Binding(msgspec.Struct, frozen=True, eq=False):
     embed: Any = None
     staging: Any = None
     strict: bool = False
+    dtype: Any = None
 
 
 class Encoder(ABC):
@@ -80,6 +81,7 @@ class Encoder(ABC):
         *,
         version: str,
         device: Any = None,
+        dtype: Any = None,
         owner: Mapping[str, str | None],
         observers: Observers | None = None,
         embed: EmbedRoutine | None = None,
@@ -90,13 +92,20 @@ class Encoder(ABC):
         Args:
             version: as the attribute.
             device: as the attribute. On a CUDA device, the encoder gets a staging buffer, whose memory is pinned at first use.
+            dtype: torch dtype with which it was loaded; None for the checkpoint's own.
             owner: plugin, distribution and version, for errors.
             observers: hear of every encoder call.
             embed: the function that `ModelSpec.embed` names, loaded; None where the spec names none.
             strict: items that it refuses together and encodes one by one have failed.
         """
         self.version, self.device = version, device
-        self._binding = _Binding(owner, observers, embed, _staging_for(device), strict)
+        self._binding = _Binding(owner, observers, embed, _staging_for(device), strict, dtype)
+
+    @property
+    @final
+    def loaded_dtype(self) -> Any:
+        """The torch dtype with which it was loaded; None for the checkpoint's own."""
+        return self._binding.dtype
 
     @property
     @final

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def checked_embeddings(
-    result: Any, items: Sequence[MultimodalDataItem], *, hidden: int, dtype: Any, device: Any, owner: Mapping[str, Any]
+    result: Any,
+    items: Sequence[MultimodalDataItem],
+    *,
+    hidden: int | None,
+    dtype: Any,
+    device: Any,
+    owner: Mapping[str, Any],
 ) -> list[Encoded]:
     """What an encoder returned, ready to be written and kept.
 
@@ -26,7 +32,7 @@ def checked_embeddings(
     Args:
         result: what `get_image_feature` or its like returned.
         items: the items that it was called with.
-        hidden: width that embeddings must have.
+        hidden: width that embeddings must have; None for any.
         dtype: torch dtype to which they are converted.
         device: torch device to which they are moved.
         owner: plugin, distribution and version of the encoder, for errors.
@@ -54,9 +60,9 @@ def checked_embeddings(
 
 
 def _checked(
-    entry: Any, what: str, expected: tuple[int, int], dtype: Any, device: Any, owner: Mapping[str, Any]
+    entry: Any, what: str, expected: tuple[int, int | None], dtype: Any, device: Any, owner: Mapping[str, Any]
 ) -> Encoded:
-    """One entry of a result, of an item that takes [num_tokens, hidden]."""
+    """One entry of a result, of an item that takes [num_tokens, hidden], of any width where that is None."""
     import torch
 
     def refuse(part: str, wanted: str, found: Any) -> EncoderError:
@@ -67,11 +73,12 @@ def _checked(
     encoded = entry if isinstance(entry, Encoded) else Encoded(entry)
     embeddings, deepstack, kept = encoded.embeddings, encoded.deepstack, encoded.kept
     count, hidden = expected
-    if not _is_floating(embeddings) or tuple(embeddings.shape) != expected:
-        raise refuse("embeddings", f"[{count}, {hidden}] floating point", embeddings)
+    if not _is_floating(embeddings) or not _has_shape(embeddings, expected):
+        raise refuse("embeddings", f"{_shape(count, hidden)} floating point", embeddings)
+    expected = (count, embeddings.shape[1])
     if deepstack is not None:
         if not _is_floating(deepstack) or tuple(deepstack.shape[1:]) != expected:
-            raise refuse("deepstack", f"[n_layers, {count}, {hidden}] floating point", deepstack)
+            raise refuse("deepstack", f"[n_layers, {count}, {expected[1]}] floating point", deepstack)
         deepstack = own_storage(deepstack, device, dtype)
     if kept is not None:
         if (
@@ -88,7 +95,7 @@ def _checked(
 def given_embeddings(
     item: MultimodalDataItem,
     *,
-    hidden: int,
+    hidden: int | None,
     dtype: Any,
     device: Any,
     send: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -97,7 +104,7 @@ def given_embeddings(
 
     Args:
         item: with `precomputed_embeddings`.
-        hidden: width that they must have.
+        hidden: width that they must have; None for any.
         dtype: torch dtype to which they are converted.
         device: torch device to which they are moved.
         send: brings a host tensor to the device first; where None, they are moved directly.
@@ -107,10 +114,10 @@ def given_embeddings(
     """
     given = item.precomputed_embeddings
     # Counted first: a view may stand for more rows than there is memory.
-    if not is_dense(given) or not is_floating(given) or tuple(given.shape) != (item.num_tokens, hidden):
+    if not is_dense(given) or not is_floating(given) or not _has_shape(given, (item.num_tokens, hidden)):
         got = f"{list(given.shape)} {given.dtype}" if is_dense(given) else f"a {type(given).__name__} that is not dense"
         raise UsageError(
-            f"precomputed_embeddings: expected [{item.num_tokens}, {hidden}] floating point for the item's span, got {got}",
+            f"precomputed_embeddings: expected {_shape(item.num_tokens, hidden)} floating point for the item's span, got {got}",
             argument="precomputed_embeddings",
         )
     embeddings = as_tensor(given)
@@ -122,6 +129,15 @@ def as_tensor(value: Any) -> torch.Tensor:
     """An array or tensor as a tensor, over the same memory."""
     found: torch.Tensor = tensor_of(value)
     return found
+
+
+def _shape(count: int, hidden: int | None) -> str:
+    return f"[{count}, {'hidden' if hidden is None else hidden}]"
+
+
+def _has_shape(value: Any, expected: tuple[int, int | None]) -> bool:
+    """Whether an array or tensor is [num_tokens, hidden]; of any width where that is None."""
+    return len(value.shape) == 2 and value.shape[0] == expected[0] and expected[1] in (None, value.shape[1])
 
 
 def _is_floating(value: Any) -> bool:

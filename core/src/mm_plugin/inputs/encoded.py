@@ -31,15 +31,17 @@ class Encoded(msgspec.Struct, frozen=True, eq=False, weakref=True):
     deepstack: Any = None
     kept: Any = None
 
-    def fits(self, num_tokens: int, hidden: int, dtype: Any, device: Any) -> bool:
+    def fits(self, num_tokens: int, hidden: int | None, dtype: Any, device: Any) -> bool:
         """Whether every part is what a step of this width, dtype and device writes for so many tokens.
 
         Args:
             num_tokens: embeddings of the item.
-            hidden: width.
+            hidden: width; None for any, the same for all parts.
             dtype: torch dtype.
             device: torch device.
         """
+        if hidden is None and is_dense(self.embeddings) and len(self.embeddings.shape) == 2:
+            hidden = self.embeddings.shape[1]
         for part, leading in ((self.embeddings, 0), (self.deepstack, 1)):
             if part is None and leading:
                 continue

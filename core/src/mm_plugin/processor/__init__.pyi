@@ -3,7 +3,8 @@ from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBat
 from .model import ModelProcessor
 from .notes import NotedFields
 from .options import BaseOptions, OptionScope
-from .processor import PreparedItem, Processor
+from .prepared_item import PreparedItem
+from .processor import Processor
 from .settings_keys import any_value, check_settings
 
 __all__ = [

@@ -94,6 +94,7 @@ def check_joint_output(
             offsets=Replacement(ids, is_embed).runs(),
             feature=part.feature,
             model_specific_data=dict(part.fields),
+            attention=spec.attention.get(part.modality, "causal"),
             notes=join_notes(part.notes),
         )
         if not item.offsets:

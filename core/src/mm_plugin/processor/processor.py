@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-import msgspec
-
 from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
 from mm_plugin.errors import MMPluginError, UsageError
@@ -17,14 +15,13 @@ from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
-from mm_plugin.placeholders import Replacement
 from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
 from mm_plugin.processor.author import translate_errors
 from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
-from mm_plugin.processor.mixins import Fields
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import run_each
+from mm_plugin.processor.prepared_item import PreparedItem, prepared_item
 from mm_plugin.processor.preparer import ThreadPreparer, check_tasks
 from mm_plugin.processor.received import received
 from mm_plugin.processor.stages.measure import AuthorRules
@@ -36,28 +33,6 @@ if TYPE_CHECKING:
     from mm_plugin.processor.model import ModelProcessor
     from mm_plugin.runtime import Runtime
     from mm_plugin.spec import ModelSpec
-
-
-class PreparedItem(msgspec.Struct, frozen=True, eq=False):
-    """One media input by itself, as a request would get it.
-
-    Attributes:
-        source_key: 32 bytes, the key of the preprocess cache; None for a media input that came prepared.
-        identity: 32 bytes.
-        fields: the model fields.
-        replacement: the tokens that stand for it.
-        feature: what the encoder reads.
-        cached: whether it was prepared before.
-        notes: what was served otherwise than asked or expected.
-    """
-
-    source_key: bytes | None
-    identity: bytes
-    fields: Fields
-    replacement: Replacement
-    feature: Any
-    cached: bool
-    notes: tuple[str, ...] = ()
 
 
 @final
@@ -360,10 +335,7 @@ class Processor:
             request = read_one(self._opened, modality, media, counts, arguments, options)
             prepared = yield from prepared_items(self._opened, self._until(deadline), pins, request)
             (entry,) = prepared.items
-            made = entry.prepared
-            return PreparedItem(
-                entry.key or None, made.identity, made.fields, made.replacement, made.feature, entry.cached, made.notes
-            )
+            return prepared_item(self._opened, entry)
         finally:
             pins.release()
 

@@ -59,7 +59,14 @@ def open_positions(
 
 
 def open_encoder(
-    catalog: Catalog, runtime: Runtime, source: Source | Checkpoint, choice: Choice, *, device: Any, dtype: Any
+    catalog: Catalog,
+    runtime: Runtime,
+    source: Source | Checkpoint,
+    choice: Choice,
+    *,
+    device: Any,
+    dtype: Any,
+    tensors: Any = None,
 ) -> Encoder:
     """A checkpoint's encoder; see `Registry.load_encoder`."""
     _check_placement(catalog, device, dtype)
@@ -67,7 +74,7 @@ def open_encoder(
     cls = load_reference(plugin, spec, "encoder")
     embed = None if spec.embed is None else load_reference(plugin, spec, "embed")
     # Its own view of the checkpoint: only what this encoder reads tells its weights from others.
-    checkpoint = checkpoint.view()
+    checkpoint = checkpoint.view() if tensors is None else checkpoint.with_tensors(tensors)
     with translate_errors(plugin, EncoderError, f"the encoder of {spec.name} could not be opened"):
         encoder: Encoder = cls.load(checkpoint, device, dtype)
         _check_values(plugin, spec, encoder)
@@ -76,6 +83,7 @@ def open_encoder(
         encoder.bind(
             version=f"{spec.name}:{spec.output_version}:{weights}",
             device=device,
+            dtype=dtype,
             owner=plugin.owner,
             observers=runtime.observers,
             embed=embed,

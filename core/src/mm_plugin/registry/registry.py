@@ -263,6 +263,7 @@ class Registry:
         fallback: FallbackUse = "unclaimed",
         device: Any = "cpu",
         dtype: Any = None,
+        tensors: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
     ) -> Encoder:
         """Open a checkpoint's encoder alone, without its language model.
 
@@ -273,15 +274,17 @@ class Registry:
             fallback: as for `resolve`.
             device: torch device for the weights.
             dtype: torch dtype, or None for the checkpoint's own.
+            tensors: the checkpoint's tensors by their names there, or pairs of both, for an engine that has read them: the
+                encoder's own, or more. No weights are read from files then; those of this device and dtype are shared, not copied.
 
         Raises:
             NoModelError: nothing serves it.
-            UsageError: the checkpoint, the device or the dtype cannot be used.
+            UsageError: the checkpoint, the device, the dtype or the tensors cannot be used.
             PluginLoadError: the plugin's class cannot be imported.
             EncoderError: the plugin's encoder could not be built.
         """
         choice = Choice(architecture=architecture, plugin=plugin, fallback=fallback)
-        return open_encoder(self.catalog, self.runtime, checkpoint, choice, device=device, dtype=dtype)
+        return open_encoder(self.catalog, self.runtime, checkpoint, choice, device=device, dtype=dtype, tensors=tensors)
 
     # ---------------------------------------------------------------- what opened models share
 

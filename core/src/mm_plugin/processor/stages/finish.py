@@ -41,7 +41,7 @@ def finish(model: OpenModel, request: PreparedRequest) -> MultimodalProcessorOut
             expansion = expand(request.ids, request.slots, replacements)
     except UnattributedError as error:
         raise PlaceholderError(f"prompt: {error.message}", path="prompt") from error
-    items = [_item(entry, offsets) for entry, offsets in zip(request.items, expansion.offsets, strict=True)]
+    items = [item_of(model, entry, offsets) for entry, offsets in zip(request.items, expansion.offsets, strict=True)]
     claims = [
         model.hashes.identify(item, entry, request.facts) for entry, item in zip(request.items, items, strict=True)
     ]
@@ -57,8 +57,6 @@ def output_of(
     model: OpenModel, ids: np.ndarray, items: list[MultimodalDataItem], dropped: tuple[str, ...] = ()
 ) -> MultimodalProcessorOutput:
     """The output of expanded ids and items that have their spans and identities."""
-    for item in items:
-        item.attention = model.spec.attention.get(item.modality, "causal")
     positions, delta = model.author.positions(items, len(ids), model.position_options)
     token_modalities = token_modalities_of(items, len(ids))
     return MultimodalProcessorOutput(
@@ -75,7 +73,8 @@ def output_of(
     )
 
 
-def _item(entry: ReadyItem, offsets: Sequence[tuple[int, int]]) -> MultimodalDataItem:
+def item_of(model: OpenModel, entry: ReadyItem, offsets: Sequence[tuple[int, int]]) -> MultimodalDataItem:
+    """The item of a prepared media input, without an identity."""
     prepared = entry.prepared
     return MultimodalDataItem(
         modality=entry.modality,
@@ -84,6 +83,7 @@ def _item(entry: ReadyItem, offsets: Sequence[tuple[int, int]]) -> MultimodalDat
         feature=prepared.feature,
         precomputed_embeddings=prepared.embeddings,
         model_specific_data=dict(prepared.fields),
+        attention=model.spec.attention.get(entry.modality, "causal"),
         notes=prepared.notes,
     )
 
