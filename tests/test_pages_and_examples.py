@@ -59,7 +59,9 @@ def test_the_page_of_processes_runs(checkpoint: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     with discover() as registry:
         names: dict[str, Any] = {"processor": registry.load_processor(checkpoint), "image": sample_images()[0][1]}
+        names |= {"registry": registry, "checkpoint": checkpoint}
         run_page("processes.md", names)
+    assert names["found"].embeddings.shape[0] == names["output"].mm_items[0].num_tokens
     assert names["hit"] == len(names["output"].input_ids) - 1
 
 

@@ -33,6 +33,7 @@ from mm_plugin.checkpoint import Checkpoint
 from mm_plugin.identity import (
     FORMAT_VERSION,
     caller_identity,
+    deferred_identity,
     digest,
     feature_digest,
     frame,
@@ -201,6 +202,15 @@ def test_published_identities_of_callers_are_those_of_the_description_and_of_the
     by_hand = blake3(slow_frame([*parts, entry["context"], entry["salt"]])).hexdigest()
     made = caller_identity(*(entry[name] for name in names), value, options, None, salt=entry["salt"])
     assert entry["identity"] == by_hand == made.hex()
+
+
+@pytest.mark.parametrize("entry", PUBLISHED["deferred"], ids=lambda entry: entry["spec_name"])
+def test_published_identities_of_what_is_prepared_elsewhere(entry: dict[str, Any]) -> None:
+    names = ("spec_name", "output_version", "modality")
+    key = bytes.fromhex(entry["source_key"])
+    parts = ["mm-plugin/deferred", 1, *(entry[name] for name in names), {"bytes": entry["source_key"]}]
+    by_hand = blake3(slow_frame(parts)).hexdigest()
+    assert entry["identity"] == by_hand == deferred_identity(*(entry[name] for name in names), key).hex()
 
 
 @pytest.mark.parametrize("entry", PUBLISHED["sources"], ids=lambda entry: entry["parts"][0])

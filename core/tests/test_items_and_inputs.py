@@ -133,7 +133,7 @@ def test_a_model_field_cannot_shadow_a_field_of_the_item() -> None:
 
 
 def test_an_item_holds_a_feature_or_rows_not_both() -> None:
-    with pytest.raises(UsageError, match="got both"):
+    with pytest.raises(UsageError, match="got more than one"):
         image(precomputed_embeddings=np.zeros(1))
 
 

@@ -180,7 +180,7 @@ def open_next(site: Any, open_registry: Callable[..., Any], tmp_path: Path) -> C
             "fields": "FIELDS",
             "processor": "mm_plugin_next.model:Processor",
         }
-    ).replace("'FIELDS'", "{Modality.IMAGE: ('image_grid_thw',)}")
+    ).replace("'FIELDS'", "{Modality.IMAGE: ('image_grid_thw',)}, feature_names={Modality.IMAGE: 'pixel_values'}")
     files = {"mm_plugin_next/model.py": PLUGIN.read_text(encoding="utf-8")}
     site.install("mm-plugin-next", hooks, files=files, architectures=["NextVL"])
     folder = tmp_path / "checkpoint"

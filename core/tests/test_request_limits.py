@@ -35,7 +35,9 @@ Open = Callable[..., Processor]
 
 @pytest.fixture
 def open_toy(open_words: Callable[..., Any], make_runtime: Callable[..., Any]) -> Open:
-    return lambda cls=Toy, **settings: open_words(cls, toy_spec(*ALL), TOKENS, **settings)
+    return lambda cls=Toy, **settings: open_words(
+        cls, toy_spec(*ALL, feature_names=dict.fromkeys(ALL, "pixels")), TOKENS, **settings
+    )
 
 
 def processed(processor: Processor, how: str, *arguments: Any, **named: Any) -> Any:

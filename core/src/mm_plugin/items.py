@@ -83,7 +83,9 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         pad_value: the first sentinel.
         offsets: runs of tokens in the expanded ids that the item's embeddings are written to; inclusive at both ends.
         format: the form in which the media input came.
-        feature: what the encoder reads, [n_patches, ...], numpy or torch; None once released, and where embeddings came instead.
+        feature: what the encoder reads, [n_patches, ...], numpy or torch; None once released, and where embeddings or a task came
+            instead.
+        task: the `PrepareTask` that makes the feature where the item is encoded (`process(..., prepare="worker")`); else None.
         precomputed_embeddings: [num_tokens, hidden], floating point, numpy or torch; such an item skips the encoder.
         keep_device_embedding: whether embeddings stay on the device that made them when the item is copied or sent.
         model_specific_data: the fields that the plugin declared, such as `image_grid_thw`.
@@ -108,6 +110,7 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
     offsets: list[Offset] = msgspec.field(default_factory=list)
     format: MultimodalInputFormat = MultimodalInputFormat.NORMAL
     feature: Any = None
+    task: Any = None
     precomputed_embeddings: Any = None
     keep_device_embedding: bool = False
     model_specific_data: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -119,9 +122,9 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
     def __post_init__(self) -> None:
         if self.hash is not None:
             self.hash %= 1 << 64
-        if self.feature is not None and self.precomputed_embeddings is not None:
+        if self.num_contents > 1:
             raise UsageError(
-                "item: expected a feature or precomputed embeddings, got both; drop one",
+                "item: expected a feature, a task that makes it, or precomputed embeddings, got more than one; drop the others",
                 argument="precomputed_embeddings",
             )
         clash = set(self.model_specific_data) & set(self.__struct_fields__)
@@ -224,11 +227,18 @@ class MultimodalDataItem(msgspec.Struct, eq=False, kw_only=True):
         """Whether the item's modality is one of these."""
         return self.modality in modalities
 
+    @property
+    def num_contents(self) -> int:
+        """How many it has of a feature, a task that makes it, and precomputed embeddings: one, until it is released."""
+        return sum(content is not None for content in (self.feature, self.task, self.precomputed_embeddings))
+
+    def release(self) -> None:
+        """Drop its content."""
+        self.feature = self.task = self.precomputed_embeddings = None
+
     def is_valid(self) -> bool:
-        """Whether the item can be padded and embedded: it has sentinels, ordered disjoint spans, and a feature or embeddings."""
-        if self.pad_values is None or not self.offsets:
-            return False
-        if (self.feature is None) == (self.precomputed_embeddings is None):
+        """Whether the item can be padded and embedded: it has sentinels, ordered disjoint spans, and one kind of content."""
+        if self.pad_values is None or not self.offsets or self.num_contents != 1:
             return False
         return span_fault(self.offsets) is None
 

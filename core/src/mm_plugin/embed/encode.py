@@ -10,6 +10,7 @@ import msgspec
 from mm_plugin.cache.keys import embedding_key, encoder_key
 from mm_plugin.embed.admission import form_fault, item_fault
 from mm_plugin.embed.calls import EncoderCalls
+from mm_plugin.embed.preparing import Prepare, prepared_items
 from mm_plugin.encoder.base import Encoder
 from mm_plugin.encoder.results import given_embeddings
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
@@ -37,6 +38,7 @@ class ItemEmbeddings(Generic[Place]):
         calls: encodes what is found nowhere.
         version: of the encoder, part of every key.
         cache: keeps embeddings across requests; None for none.
+        prepare: makes the features of items that came with a task; None where there are no such items.
 
     Attributes:
         calls: as given.
@@ -44,8 +46,10 @@ class ItemEmbeddings(Generic[Place]):
         failed: what went wrong, by place; a place is in one of the two.
     """
 
-    def __init__(self, calls: EncoderCalls, version: str, cache: EmbeddingCache | None) -> None:
-        self.calls, self._cache = calls, cache
+    def __init__(
+        self, calls: EncoderCalls, version: str, cache: EmbeddingCache | None, prepare: Prepare | None = None
+    ) -> None:
+        self.calls, self._cache, self._prepare = calls, cache, prepare
         self._encoder_key = encoder_key(version, str(calls.dtype))
         self._layers: int | None = None
         self._pinned: list[bytes] = []
@@ -140,7 +144,11 @@ class ItemEmbeddings(Generic[Place]):
                 keys.append(key)
             except UsageError as error:
                 self.failed.update({place: error for place, _ in those})
-        for key, result in zip(keys, self.calls.encode(modality, items), strict=True):
+        ready = prepared_items(items, self._prepare, self.calls)
+        good = [item for item in ready if isinstance(item, MultimodalDataItem)]
+        encoded = iter(self.calls.encode(modality, good))
+        results = [next(encoded) if isinstance(item, MultimodalDataItem) else item for item in ready]
+        for key, result in zip(keys, results, strict=True):
             places = [place for place, _ in wanted[key]]
             if not isinstance(result, Encoded):
                 self.failed.update(dict.fromkeys(places, result))
@@ -168,7 +176,8 @@ def _snapshot(items: Sequence[MultimodalDataItem]) -> MultimodalDataItem:
         UsageError: there can be no copy.
     """
     copies = [msgspec.structs.replace(item) for item in items]
-    return next((item for item in copies if item.feature is not None), copies[0])
+    with_feature = (item for item in copies if item.feature is not None)
+    return next(with_feature, next((item for item in copies if item.task is not None), copies[0]))
 
 
 def encode_items(
@@ -184,6 +193,7 @@ def encode_items(
     staging: StagingBuffer | None = None,
     observers: Observers | None = None,
     strict: bool | None = None,
+    prepare: Prepare | None = None,
 ) -> list[Encoded | MMPluginError]:
     """The embeddings of items, apart from any step: to encode ahead of one, in another process, or without a prompt.
 
@@ -203,6 +213,7 @@ def encode_items(
         staging: as for `embed_mm_inputs`.
         observers: as for `embed_mm_inputs`.
         strict: as for `embed_mm_inputs`.
+        prepare: as for `embed_mm_inputs`.
 
     Returns:
         For each item, in order, what the encoder returned, or the error that says why there is none. Entries of equal items share
@@ -241,7 +252,7 @@ def encode_items(
         observers=observers,
         strict=strict,
     )
-    embeddings: ItemEmbeddings[int] = ItemEmbeddings(calls, "" if bound is None else bound.version, cache)
+    embeddings: ItemEmbeddings[int] = ItemEmbeddings(calls, "" if bound is None else bound.version, cache, prepare)
     faults = {index: form_fault(item, f"items[{index}]") for index, item in enumerate(items)}
     good = {index: item for index, item in enumerate(items) if faults[index] is None}
     try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mm_plugin.cache.embedding import EmbeddingCache
     from mm_plugin.embed.calls import EncoderCalls
     from mm_plugin.embed.plan import Place, StepPlan
+    from mm_plugin.embed.preparing import Prepare
     from mm_plugin.inputs.batch import ForwardBatch
 
 
@@ -27,6 +28,7 @@ class StepEmbeddings:
         calls: encodes what is found nowhere.
         version: of the encoder, part of every key.
         cache: keeps embeddings across requests; None for none.
+        prepare: makes the features of items that came with a task; None where there are no such items.
 
     Attributes:
         plan: as given.
@@ -37,7 +39,13 @@ class StepEmbeddings:
     """
 
     def __init__(
-        self, plan: StepPlan, batch: ForwardBatch, calls: EncoderCalls, version: str, cache: EmbeddingCache | None
+        self,
+        plan: StepPlan,
+        batch: ForwardBatch,
+        calls: EncoderCalls,
+        version: str,
+        cache: EmbeddingCache | None,
+        prepare: Prepare | None = None,
     ) -> None:
         self.plan, self.calls = plan, calls
         self.requests = [request for request, extend in enumerate(batch.extend_seq_lens) if extend]
@@ -47,7 +55,7 @@ class StepEmbeddings:
             for request, inputs in enumerate(batch.inputs())
         ]
         self._held: dict[int, Mapping[bytes, object]] = {}
-        self._embeddings: ItemEmbeddings[Place] = ItemEmbeddings(calls, version, cache)
+        self._embeddings: ItemEmbeddings[Place] = ItemEmbeddings(calls, version, cache, prepare)
         self.found: dict[Place, Encoded] = self._embeddings.found
         self.failed: dict[Place, MMPluginError] = self._embeddings.failed
 

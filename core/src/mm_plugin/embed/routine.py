@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from mm_plugin.cache.embedding import EmbeddingCache
+    from mm_plugin.embed.preparing import Prepare
     from mm_plugin.encoder.staging import StagingBuffer
     from mm_plugin.events import Observers
 
@@ -49,6 +50,7 @@ def embed_mm_inputs(
     observers: Observers | None = None,
     strict: bool | None = None,
     out: torch.Tensor | None = None,
+    prepare: Prepare | None = None,
 ) -> EmbedOutput:
     """The embeddings of one step: text looked up, media encoded once and written by intervals.
 
@@ -74,6 +76,8 @@ def embed_mm_inputs(
             says (`Settings.strict`) where None.
         out: [at least total, hidden], of the text embeddings' dtype and device: a buffer whose first rows are written, and are
             `EmbedOutput.input_embeds`; other rows are left alone. A new tensor where None.
+        prepare: `Processor.prepare_tasks`, or what does the same elsewhere, for items of `process(..., prepare="worker")`: called
+            with the tasks of those that are found nowhere. What it cannot prepare has failed, like an item that is not encoded.
 
     Raises:
         UsageError: ids, batch, embedding and `out` do not fit together. No fault of an item, an encoder or a routine raises here;
@@ -119,7 +123,7 @@ def embed_mm_inputs(
             observers=observers,
             strict=strict,
         )
-        step = StepEmbeddings(plan, batch, calls, "" if bound is None else bound.version, cache)
+        step = StepEmbeddings(plan, batch, calls, "" if bound is None else bound.version, cache, prepare)
         try:
             step.gather()
             step.hold()

@@ -135,6 +135,24 @@ def source_key(
     return _keyed("mm-plugin/source", spec_name, output_version, modality, source, options, context, model, salt)
 
 
+def deferred_identity(spec_name: str, output_version: int, modality: int, source_key: bytes) -> bytes:
+    """The identity of a media input that is prepared where it is encoded: of its source, since nobody has seen its feature yet.
+
+    It is a kind of its own, so it never equals that of the same media input prepared at once. Equal sources under equal options
+    have equal identities on every machine.
+
+    Args:
+        spec_name: the model spec's name.
+        output_version: the spec's output version.
+        modality: its number, 1 to 3.
+        source_key: 32 bytes; it has the salt already.
+
+    Returns:
+        32 bytes.
+    """
+    return _keyed("mm-plugin/deferred", spec_name, output_version, modality, source_key)
+
+
 def _keyed(tag: str, spec_name: str, output_version: int, modality: int, *parts: Any) -> bytes:
     """The digest of an identity or key: its kind and the format's version first, then the model, then the rest."""
     return digest(frame([tag, FORMAT_VERSION, spec_name, output_version, int(modality), *parts]))

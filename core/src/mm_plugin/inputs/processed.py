@@ -127,8 +127,8 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
         This output stays as it is.
 
         Returns:
-            `MultimodalInputs.from_processor_output` of this output with neither features nor precomputed embeddings; and those, one
-            entry for each of its items.
+            `MultimodalInputs.from_processor_output` of this output without the content of its items; and that, one entry for each
+            of them.
 
         Raises:
             SpanError, UsageError: as for `from_processor_output`.
@@ -150,7 +150,10 @@ class MultimodalProcessorOutput(msgspec.Struct, eq=False, kw_only=True):
             True
         """
         inputs = MultimodalInputs.from_processor_output(self)
-        contents = [ItemContent(item_key(item), item.feature, item.precomputed_embeddings) for item in inputs.mm_items]
+        contents = [
+            ItemContent(item_key(item), item.feature, item.precomputed_embeddings, item.task)
+            for item in inputs.mm_items
+        ]
         inputs.release_features()
         return inputs, contents
 
@@ -162,11 +165,13 @@ class ItemContent(msgspec.Struct, frozen=True, eq=False):
         key: the item's `mm_plugin.items.item_key`, by which a worker knows that it belongs to the item.
         feature: as in `MultimodalDataItem`.
         precomputed_embeddings: as in `MultimodalDataItem`.
+        task: as in `MultimodalDataItem`.
     """
 
     key: bytes
     feature: Any = None
     precomputed_embeddings: Any = None
+    task: Any = None
 
 
 class NextTurn(enum.Enum):
@@ -248,7 +253,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         items: list[MultimodalDataItem] = []
         totals = dict.fromkeys(Modality, 0)
         for index, item in enumerate(output.mm_items):
-            if item.feature is None and item.precomputed_embeddings is None and not item.offsets:
+            if not item.num_contents and not item.offsets:
                 continue
             if not item.is_valid():
                 raise SpanError(
@@ -318,7 +323,7 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
         return self.num_image_tokens + self.num_video_tokens + self.num_audio_tokens
 
     def attach(self, contents: Sequence[ItemContent]) -> None:
-        """Give the items their features and precomputed embeddings, which came on another way; see `split`.
+        """Give the items their content, which came on another way; see `split`.
 
         Args:
             contents: one for each item, in order.
@@ -333,13 +338,13 @@ class MultimodalInputs(msgspec.Struct, eq=False, kw_only=True):
                 argument="contents",
             )
         for item, content in zip(self.mm_items, contents, strict=True):
-            item.feature, item.precomputed_embeddings = content.feature, content.precomputed_embeddings
+            item.feature, item.task = content.feature, content.task
+            item.precomputed_embeddings = content.precomputed_embeddings
 
     def release_features(self) -> None:
-        """Drop features and precomputed embeddings; ids, spans and positions stay. Calling it twice is harmless."""
+        """Drop the items' content; ids, spans and positions stay. Calling it twice is harmless."""
         for item in self.mm_items:
-            item.feature = None
-            item.precomputed_embeddings = None
+            item.release()
 
 
 def whole_spans(inputs: MultimodalInputs) -> list[tuple[int, int, int]]:

@@ -136,7 +136,7 @@ class RequestMedia:
                 # Where the prefix came from another request's KV cache, no step had embeddings to hold.
                 recoverable = self.retain == "recipe" or item_key(item) in held
                 if not precomputed and recoverable and item.offsets and item.offsets[-1][1] < computed:
-                    item.feature = None
+                    item.release()
 
     def retract(self, computed: int = 0) -> None:
         """Report that the KV cache keeps only the first `computed` tokens; features that are needed again are made again.
@@ -154,7 +154,7 @@ class RequestMedia:
 
     def _restore(self, computed: int) -> None:
         for index, (item, remake) in enumerate(zip(self.inputs.mm_items, self._remake, strict=True)):
-            if remake is None or item.feature is not None or not item.offsets or item.offsets[-1][1] < computed:
+            if remake is None or item.num_contents or not item.offsets or item.offsets[-1][1] < computed:
                 continue
             feature = remake()
             if self._ended:  # by the recipe

@@ -18,14 +18,17 @@ from typing import Any, Protocol
 
 import msgspec
 
+from mm_plugin.arrays import owned
 from mm_plugin.media.types import (
     WHITE,
+    AudioSamples,
     AudioSize,
     Color,
     DecodedMedia,
     SampledVideo,
     Sampling,
     Size,
+    VideoFrames,
     VideoSize,
 )
 
@@ -60,6 +63,17 @@ class MediaValue(msgspec.Struct, frozen=True, eq=False):
     def value(self) -> Any:
         """See `MediaSource.value`."""
         return self.media
+
+
+def owned_value(value: Any) -> Any:
+    """What `MediaSource.value` returned, in memory that nobody else writes to."""
+    if isinstance(value, VideoFrames):
+        return msgspec.structs.replace(value, frames=owned_value(value.frames))
+    if isinstance(value, AudioSamples):
+        return msgspec.structs.replace(value, samples=owned_value(value.samples))
+    if isinstance(value, list | tuple):
+        return [owned_value(part) for part in value]
+    return owned(value)  # encoded bytes and packed images cannot be written to
 
 
 class MediaSource(Protocol):

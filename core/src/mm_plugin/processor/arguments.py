@@ -17,6 +17,8 @@ from mm_plugin.prompt.messages import copied, is_messages
 
 HashScope = Literal["fingerprinted", "raw"]
 Overflow = Literal["error", "drop_oldest", "drop_newest", "trim_text"]
+# Where media inputs are decoded and prepared: before the output is returned, or where it is encoded.
+Prepare = Literal["here", "worker"]
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int | None = None
     on_overflow: Overflow = "error"
     expanded: bool = False
+    prepare: Prepare = "here"
     deadline: float | None = None
     tools: Any = None
     documents: Any = None
@@ -75,7 +78,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
                 f"continue_final_message must be True, False or None, not {self.continue_final_message!r}",
                 argument="continue_final_message",
             )
-        for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow)):
+        for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow), ("prepare", Prepare)):
             if getattr(self, name) not in typing.get_args(kind):
                 known = ", ".join(typing.get_args(kind))
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)

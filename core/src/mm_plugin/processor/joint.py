@@ -54,9 +54,9 @@ def check_joint_arguments(model: OpenModel, arguments: Arguments) -> None:
     """Refuse what only requests that are prepared item by item can have.
 
     Raises:
-        UsageError: `expanded` or `on_overflow` is given.
+        UsageError: `expanded`, `on_overflow` or `prepare` is given.
     """
-    for name, usual in (("expanded", False), ("on_overflow", "error")):
+    for name, usual in (("expanded", False), ("on_overflow", "error"), ("prepare", "here")):
         if getattr(arguments, name) != usual:
             raise UsageError(
                 f"{name}: {model.spec.name} prepares the media inputs of a request together, so it must be {usual!r}",

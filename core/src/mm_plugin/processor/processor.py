@@ -15,7 +15,7 @@ from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
 from mm_plugin.media.types import AudioSize, SampledVideo, Size, VideoSize
-from mm_plugin.processor.arguments import Arguments, HashScope, Overflow
+from mm_plugin.processor.arguments import Arguments, HashScope, Overflow, Prepare
 from mm_plugin.processor.author import translate_errors
 from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
@@ -140,6 +140,7 @@ class Processor:
         max_prompt_tokens: int | None = None,
         on_overflow: Overflow = "error",
         expanded: bool = False,
+        prepare: Prepare = "here",
         deadline: float | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -168,6 +169,10 @@ class Processor:
                 their start and end tokens; `trim_text` leaves out the first tokens of text that are not special. What is still too
                 long is an error.
             expanded: the ids hold each media input's replacement already; a mismatch is an error.
+            prepare: `worker` leaves decoding and preparation to whoever encodes: ids, spans, positions and identities come from
+                sizes alone, and each item has a `task` in place of a feature; see `encode_items`. The identity is that of the
+                source, so it is not the one that the item would get here. What only decoding shows, such as a broken image, fails
+                the item there.
             deadline: when the request must be done, in seconds of `time.monotonic()`. Nothing of it is begun after that: no media
                 input is fetched, opened, decoded or prepared; what runs then may end. A `preparer` of your own is called before
                 it or not at all.
@@ -192,6 +197,7 @@ class Processor:
             max_prompt_tokens=max_prompt_tokens,
             on_overflow=on_overflow,
             expanded=expanded,
+            prepare=prepare,
             deadline=deadline,
             tools=tools,
             documents=documents,

@@ -14,7 +14,7 @@ from mm_plugin.media.with_options import WithOptions
 from mm_plugin.placeholders import Replacement, Slot
 from mm_plugin.processor.arguments import Arguments
 from mm_plugin.processor.budget import Intake
-from mm_plugin.tasks import Prepared
+from mm_plugin.tasks import Prepared, PrepareTask
 
 # A name by which the caller knows content, what it must stand for, and the path that an error names.
 Claim = tuple[Any, bytes, str]
@@ -151,6 +151,7 @@ class ReadyItem(msgspec.Struct, frozen=True, eq=False):
         cached: whether it was prepared before.
         claim: what the caller's identity of given embeddings must stand for.
         seconds: how long everything took.
+        task: what makes the feature, where the item is prepared elsewhere.
     """
 
     modality: Modality
@@ -162,6 +163,7 @@ class ReadyItem(msgspec.Struct, frozen=True, eq=False):
     cached: bool = False
     claim: Claim | None = None
     seconds: float = 0.0
+    task: PrepareTask | None = None
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, eq=False):

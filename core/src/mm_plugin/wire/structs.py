@@ -252,6 +252,7 @@ RULES: Mapping[str, StructRule] = {
             "offsets": _each(_span),
             "format": _of(MultimodalInputFormat),
             "feature": _is_feature,
+            "task": _or_none(_of(PrepareTask)),
             "precomputed_embeddings": _dense_or_none,
             "keep_device_embedding": _flag,
             "model_specific_data": _fields,
@@ -286,7 +287,13 @@ RULES: Mapping[str, StructRule] = {
         from_fields=_request(MultimodalInputs),
     ),
     "content": StructRule(
-        ItemContent, {"key": _bytes(ITEM_KEY_BYTES), "feature": _is_feature, "precomputed_embeddings": _dense_or_none}
+        ItemContent,
+        {
+            "key": _bytes(ITEM_KEY_BYTES),
+            "feature": _is_feature,
+            "precomputed_embeddings": _dense_or_none,
+            "task": _or_none(_of(PrepareTask)),
+        },
     ),
     "media": StructRule(MediaValue, {"path": _text, "media": _is_media}),
     "packed_image": StructRule(

@@ -81,6 +81,7 @@ def item_of(model: OpenModel, entry: ReadyItem, offsets: Sequence[tuple[int, int
         offsets=list(offsets),
         format=prepared.format,
         feature=prepared.feature,
+        task=entry.task,
         precomputed_embeddings=prepared.embeddings,
         model_specific_data=dict(prepared.fields),
         attention=model.spec.attention.get(entry.modality, "causal"),

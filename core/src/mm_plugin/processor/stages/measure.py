@@ -61,9 +61,11 @@ def measure(
         model=model.digest,
         salt=facts.arguments.salt,
     )
-    # Pinned first: what is found stays until the request has ended.
-    pins.take(key)
-    prepared = model.runtime.preprocess_cache.get(key)
+    prepared = None
+    if facts.arguments.prepare == "here":
+        # Pinned first: what is found stays until the request has ended.
+        pins.take(key)
+        prepared = model.runtime.preprocess_cache.get(key)
     if prepared is not None:
         # The store may be shared with a registry of other limits.
         model.budget.check_item_tokens(len(prepared.replacement.ids), item.path)

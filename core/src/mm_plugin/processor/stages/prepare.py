@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from mm_plugin.cache.pins import Pins
+from mm_plugin.identity.keys import deferred_identity
+from mm_plugin.media.source import MediaValue, owned_value
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import for_request, raise_first_error
 from mm_plugin.processor.request import FittedRequest, MeasuredItem, PreparedRequest, ReadyItem
@@ -21,6 +23,8 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
     Raises:
         MMPluginError: the error of the first item that failed, once all have ended.
     """
+    if request.facts.arguments.prepare == "worker":
+        return _deferred(model, request)
     missing = [item for item in request.items if item.prepared is None]
     found: dict[int, tuple[Any, bool]] = {}
     seconds = 0.0
@@ -47,6 +51,23 @@ def prepare(model: OpenModel, pins: Pins, preparer: Preparer, request: FittedReq
             ready.append(_ready(item, prepared, joined, item.seconds + taken))
         else:
             ready.append(_ready(item, item.prepared, item.cached, item.seconds))
+    return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
+
+
+def _deferred(model: OpenModel, request: FittedRequest) -> PreparedRequest:
+    """Every item with a task in place of a feature, and the identity of its source; one that came prepared is as it came."""
+    ready = []
+    for item in request.items:
+        if item.prepared is not None:
+            ready.append(_ready(item, item.prepared, item.cached, item.seconds))
+            continue
+        task = _task(model, request, item)
+        # By value, since the caller may write to what it gave once it has the output.
+        task = msgspec.structs.replace(task, source=MediaValue(item.path, owned_value(task.source.value())))
+        spec = model.spec
+        identity = deferred_identity(spec.name, spec.output_version, item.modality, item.key)
+        prepared = Prepared(task.fields, item.replacement, None, identity, notes=item.notes)
+        ready.append(msgspec.structs.replace(_ready(item, prepared, False, item.seconds), task=task))
     return PreparedRequest(request.facts, request.ids, request.slots, tuple(ready), request.dropped)
 
 
