@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container
 from typing import Any
 
 import msgspec
 
 from mm_plugin.cache.guarded import guard_store
 from mm_plugin.cache.held import HeldEmbeddings
+from mm_plugin.cache.keys import embedding_key, encoder_key
 from mm_plugin.cache.memory import MemoryStore
 from mm_plugin.cache.store import Stats, Store
 from mm_plugin.forking import new_lock
@@ -93,6 +95,23 @@ class EmbeddingCache:
         self._held.add(key, encoded)
         return self.store.put(key, (encoded, _facts(encoded)) if self._keeps_facts else encoded, size)
 
+    def items(self, version: str, dtype: Any) -> Container[bytes]:
+        """What is here of one encoder: the `item_key` of an item is `in` it, without a lookup being counted.
+
+        Args:
+            version: of the encoder.
+            dtype: torch dtype of the embeddings.
+
+        Example:
+            >>> import torch
+            >>> from mm_plugin.cache import EmbeddingCache, embedding_key, encoder_key
+            >>> cache = EmbeddingCache(1 << 20)
+            >>> kept = cache.put(embedding_key(bytes(32), encoder_key("v", "torch.float32")), Encoded(torch.zeros(2, 4)))
+            >>> bytes(32) in cache.items("v", torch.float32), bytes(32) in cache.items("v", torch.float16)
+            (True, False)
+        """
+        return _Items(self.store, self._held, encoder_key(version, str(dtype)))
+
     def joined(self, count: int) -> None:
         """Count items of one step that share the embeddings of another."""
         with self._lock:
@@ -110,6 +129,22 @@ class EmbeddingCache:
             return msgspec.structs.replace(
                 stats, hits=self._hits.read(), misses=self._misses, mismatches=self._mismatches, joins=self._joins
             )
+
+
+class _Items(Container[bytes]):
+    """The items whose embeddings by one encoder are kept or held."""
+
+    def __init__(self, store: Store, held: HeldEmbeddings, encoder: bytes) -> None:
+        self._store, self._held, self._encoder = store, held, encoder
+
+    def __contains__(self, item: object) -> bool:
+        if not isinstance(item, bytes):
+            return False
+        key = embedding_key(item, self._encoder)
+        if self._store.pin(key):  # a lookup that is not counted
+            self._store.unpin(key)
+            return True
+        return self._held.get(key) is not None
 
 
 class _Tally:
