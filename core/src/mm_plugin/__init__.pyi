@@ -40,7 +40,14 @@ from .media.types import (
 from .media.with_options import WithOptions
 from .placeholders import Replacement
 from .processor.joint_output import JointItem, JointOutput
-from .processor.mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
+from .processor.mixins import (
+    AcceptsAudio,
+    AcceptsPrecomputed,
+    AcceptsVideos,
+    KnowsLargest,
+    PreparesBatches,
+    ProcessesJointly,
+)
 from .processor.model import ModelProcessor
 from .processor.notes import NotedFields
 from .processor.options import BaseOptions, OptionScope
@@ -75,6 +82,7 @@ __all__ = [
     "ForwardBatch",
     "JointItem",
     "JointOutput",
+    "KnowsLargest",
     "LimitError",
     "MMPluginError",
     "MediaError",

@@ -1,5 +1,6 @@
 from .joint_output import JointItem, JointOutput
-from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, PreparesBatches, ProcessesJointly
+from .largest import DummyRequest, LargestMedia
+from .mixins import AcceptsAudio, AcceptsPrecomputed, AcceptsVideos, KnowsLargest, PreparesBatches, ProcessesJointly
 from .model import ModelProcessor
 from .notes import NotedFields
 from .options import BaseOptions, OptionScope
@@ -12,8 +13,11 @@ __all__ = [
     "AcceptsPrecomputed",
     "AcceptsVideos",
     "BaseOptions",
+    "DummyRequest",
     "JointItem",
     "JointOutput",
+    "KnowsLargest",
+    "LargestMedia",
     "ModelProcessor",
     "NotedFields",
     "OptionScope",

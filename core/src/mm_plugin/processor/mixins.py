@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mm_plugin.items import Modality
 from mm_plugin.media.types import DecodedMedia, Sampling, VideoSize
 from mm_plugin.processor.joint_output import JointOutput
+from mm_plugin.settings import Settings
 
 Fields = Mapping[str, Any]
 
@@ -171,4 +172,32 @@ class PreparesBatches(ABC):
             decoded: the media inputs, of any mix of modalities.
             layouts: what `layout` returned for each.
             options: an `Options`, all resolved.
+        """
+
+
+class KnowsLargest(ABC):
+    """For processors that know which sizes take most embeddings; of others, some sizes are tried.
+
+    Example:
+        >>> from mm_plugin import Size
+        >>> class Square(KnowsLargest):  # one embedding for each 32 x 32 pixels
+        ...     def largest_sizes(self, modality, options, settings):
+        ...         side = min(1024, 32 * int(settings.max_image_pixels**0.5 / 32))
+        ...         return [Size(side, side)]
+        >>> from mm_plugin import Settings
+        >>> Square().largest_sizes(None, None, Settings(max_image_pixels=10_000))
+        [Size(height=96, width=96)]
+    """
+
+    @abstractmethod
+    def largest_sizes(self, modality: Modality, options: Any, settings: Settings) -> Iterable[Any]:
+        """Sizes, one of which takes as many embeddings as any that the limits leave; each is measured by `layout`.
+
+        Args:
+            modality: what it is.
+            options: an `Options`, all resolved.
+            settings: limits: `max_image_pixels` and `max_item_tokens`, and those of frames and seconds.
+
+        Returns:
+            `Size`s of images, `SampledVideo`s or `VideoSize`s, `AudioSize`s; of equal ones the cheapest first.
         """

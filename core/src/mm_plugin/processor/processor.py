@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from mm_plugin.cache.pins import Pins
@@ -19,6 +20,7 @@ from mm_plugin.processor.arguments import Arguments, HashScope, Overflow, Prepar
 from mm_plugin.processor.author import translate_errors
 from mm_plugin.processor.deadline import Deadline
 from mm_plugin.processor.flow import Flow, itemwise, jointly, prepared_items, run, run_async
+from mm_plugin.processor.largest import DummyRequest, LargestMedia, dummy_request, find_largest
 from mm_plugin.processor.opened import OpenModel
 from mm_plugin.processor.parallel import run_each
 from mm_plugin.processor.prepared_item import PreparedItem, prepared_item
@@ -294,6 +296,43 @@ class Processor:
             context = opened.author.context(_counts(counts, modality))
             replacement = opened.measure(modality, known, resolved, context, path)[1]
         return replacement.num_embeddings, len(replacement.ids) + opened.reader.affix_tokens(modality)
+
+    def largest(
+        self, modality: Modality | str, *, counts: Mapping[Modality, int] | None = None, **options: Any
+    ) -> LargestMedia:
+        """The most embeddings that one media input can take, and a media input that takes them: for budgets and buffers.
+
+        It is exact for models that say which sizes are largest (`KnowsLargest`), and otherwise the most of some that are tried.
+
+        Args:
+            modality: what it is.
+            counts: as for `count`.
+            **options: as for `process`.
+
+        Raises:
+            RequestError, UsageError: as for `count`; or the limits leave no size.
+        """
+        opened, modality = self._opened, self._opened.serves(Modality.parse(modality))
+        self._require_itemwise("the largest")
+        with translate_errors(opened.author, self._runtime.check_open):
+            count = partial(self.count, modality, counts=counts, **options)
+            return find_largest(opened, modality, opened.table.call(options), count)
+
+    def dummy_request(self, counts: Mapping[Modality | str, int], **options: Any) -> DummyRequest:
+        """A request with the largest media inputs, to measure what a server needs before the first request comes.
+
+        Args:
+            counts: how many media inputs of each modality it has.
+            **options: as for `process`, which must be called with the same.
+
+        Raises:
+            RequestError, UsageError: as for `largest`.
+        """
+        if not isinstance(counts, Mapping) or any(type(count) is not int or count < 0 for count in counts.values()):
+            raise UsageError(f"counts: expected whole numbers by modality, got {counts!r}", argument="counts")
+        known = {Modality.parse(modality): count for modality, count in counts.items() if count}
+        largest = [(self.largest(modality, counts=known, **options), known[modality]) for modality in sorted(known)]
+        return dummy_request(self._opened, largest)
 
     def prepare_item(
         self,

@@ -14,10 +14,12 @@ from mm_plugin import (
     BaseOptions,
     Checkpoint,
     DecodedImage,
+    KnowsLargest,
     Modality,
     ModelProcessor,
     OptionScope,
     Replacement,
+    Settings,
     Size,
     UsageError,
 )
@@ -146,7 +148,7 @@ class DeepseekVL2Options(BaseOptions, frozen=True, kw_only=True):
         return normalization_table(*self.mean_and_std, rescale=1 / 255, rule="pillow")
 
 
-class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
+class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed, KnowsLargest):
     """DeepSeek-VL2. An image becomes embeddings of its thumbnail, a separator, and embeddings of its tiles."""
 
     Options = DeepseekVL2Options
@@ -184,6 +186,16 @@ class DeepseekVL2Processor(ModelProcessor, AcceptsPrecomputed):
         """One `<image>` for each embedding."""
         columns, rows = layout["images_spatial_crop"][0].tolist()
         return Replacement.repeat(self.special_tokens.placeholders[Modality.IMAGE], self._num_rows(rows, columns))
+
+    def largest_sizes(self, modality: Modality, options: DeepseekVL2Options, settings: Settings) -> list[Size]:
+        """An image of each resolution; where the limits do not leave all of these, also images of many shapes that they do."""
+        most = min(settings.max_image_pixels, settings.max_request_pixels)
+        sizes = [Size(height, width) for width, height in options.candidate_resolutions]
+        if all(size.height * size.width <= most for size in sizes):
+            return sizes
+        for height in {round(most ** (step / 64)) for step in range(65)}:
+            sizes += [Size(height, max(1, most // height)), Size(height, max(1, most // height // 2))]
+        return sizes
 
     def check_fields(self, modality: Modality, fields: Mapping[str, Any]) -> int:
         """Embeddings of an image whose tiles add up to one of the checkpoint's resolutions."""

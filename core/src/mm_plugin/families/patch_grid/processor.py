@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
 
+from mm_plugin.families.patch_grid.largest import largest_sides
 from mm_plugin.families.patch_grid.notes import frame_notes, image_notes, video_notes
 from mm_plugin.families.patch_grid.options import PatchGridOptions, PatchGridVideoOptions
 from mm_plugin.items import Modality
 from mm_plugin.media.types import DecodedImage, DecodedVideo, SampledVideo, Sampling, Size, VideoSize
 from mm_plugin.placeholders import Replacement
-from mm_plugin.processor.mixins import AcceptsPrecomputed, AcceptsVideos, Fields
+from mm_plugin.processor.mixins import AcceptsPrecomputed, AcceptsVideos, Fields, KnowsLargest
 from mm_plugin.processor.model import ModelProcessor
 from mm_plugin.processor.notes import NotedFields
+from mm_plugin.settings import Settings
 from mm_plugin.transforms.frames import frame_budget, frame_range, sample_frames
 from mm_plugin.transforms.normalizing import normalization_table, normalize_patches
 from mm_plugin.transforms.patches import check_patches, grid_rows, patchify, patchify_frames
@@ -24,6 +27,8 @@ from mm_plugin.transforms.resizing import ResizeRule, resize, smart_resize
 
 # Fewest and most merged tokens of an image or frame whose size a request gives.
 _RESIZED_TOKENS = (4, 16_384)
+_DUMMY_RATE = 2.0  # frames per second of a video that stands for the largest
+_MOST_TRIED = 64  # sizes of videos; beyond the first they differ only where a limit refuses it
 _GRID_FIELDS = {Modality.IMAGE: "image_grid_thw", Modality.VIDEO: "video_grid_thw"}
 
 
@@ -57,7 +62,7 @@ class PatchGridVideos(AcceptsVideos):
         """
 
 
-class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
+class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed, KnowsLargest):
     """One token per merged patch of an image, at a resolution near its own. Abstract: a model names its `Options`.
 
     A model that takes videos adds `PatchGridVideos`. Its spec declares `image_grid_thw` and `video_grid_thw` as fields, and
@@ -136,6 +141,16 @@ class PatchGridProcessor(ModelProcessor, AcceptsPrecomputed):
             in_rows=self.options.feature_format == "uint8",
         )
 
+    @final
+    def largest_sizes(self, modality: Modality, options: Any, settings: Settings) -> Sequence[Size | SampledVideo]:
+        """Exact, by the rules of the options; videos may have their frames chosen before they come."""
+        if modality is Modality.VIDEO:
+            return _largest_videos(options, settings)
+        pixels = min(settings.max_image_pixels, settings.max_request_pixels)
+        return [
+            Size(*sides) for sides, _ in _largest(options, options.min_pixels, options.max_pixels, pixels, settings)
+        ]
+
     @cached_property
     def _image_table(self) -> np.ndarray:
         return self._table(self.options.resize)
@@ -201,19 +216,59 @@ def _resized(options: PatchGridOptions) -> Size | None:
     )
 
 
+def _largest(
+    options: PatchGridOptions, min_pixels: int, max_pixels: int, pixels: int, settings: Settings, steps: int = 1
+) -> list[tuple[tuple[int, int], int]]:
+    """Sizes of an image or a frame with the merged tokens of each, the most of them at the end."""
+    tokens = settings.max_item_tokens // steps
+    found = largest_sides(
+        factor=options.factor, min_pixels=min_pixels, max_pixels=max_pixels, most_pixels=pixels, most_tokens=tokens
+    )
+    sizes = [((height, width), count) for height, width, count in found]
+    resized = _resized(options)
+    if resized is None:
+        return sizes
+    # Whatever its size, it becomes this one.
+    side = max(1, min(options.factor, math.isqrt(pixels)))
+    return [((side, side), resized.height * resized.width // options.factor**2)]
+
+
+def _largest_videos(options: PatchGridVideoOptions, settings: Settings) -> list[SampledVideo]:
+    """Videos of every number of frames, those with most tokens first."""
+    found, most = [], min(options.max_frames, settings.max_video_frames, int(settings.max_video_seconds * _DUMMY_RATE))
+    for frames in range(options.temporal_patch_size, most + 1, options.temporal_patch_size):
+        steps = frames // options.temporal_patch_size
+        pixels = min(settings.max_image_pixels, settings.max_request_pixels // frames)
+        found += [
+            (steps * tokens, frames, sides)
+            for sides, tokens in _largest(
+                options, options.video_min_pixels, _frame_budget(frames, options), pixels, settings, steps
+            )
+        ]
+    found.sort(key=lambda entry: -entry[0])
+    return [
+        SampledVideo(*sides, np.arange(frames), np.arange(frames) / _DUMMY_RATE, _DUMMY_RATE)
+        for _, frames, sides in found[:_MOST_TRIED]
+    ]
+
+
+def _frame_budget(frames: int, options: PatchGridVideoOptions) -> int:
+    return frame_budget(
+        frames,
+        min_pixels=options.video_min_pixels,
+        max_pixels=options.video_max_pixels,
+        total_pixels=options.video_total_pixels if options.frame_size_rule == "qwen" else None,
+        temporal_patch_size=options.temporal_patch_size,
+    )
+
+
 def _video_grid(size: SampledVideo, options: PatchGridVideoOptions) -> np.ndarray:
     steps = -(-size.frames // options.temporal_patch_size)
     resized = _resized(options)
     if resized is not None and options.frame_size_rule == "qwen":
         # The training code has no other limit then.
         return _patches(steps, resized.height, resized.width, options)
-    max_pixels = frame_budget(
-        steps * options.temporal_patch_size,
-        min_pixels=options.video_min_pixels,
-        max_pixels=options.video_max_pixels,
-        total_pixels=options.video_total_pixels if options.frame_size_rule == "qwen" else None,
-        temporal_patch_size=options.temporal_patch_size,
-    )
+    max_pixels = _frame_budget(steps * options.temporal_patch_size, options)
     return _grid(steps, resized or size, options, options.video_min_pixels, max_pixels)
 
 
