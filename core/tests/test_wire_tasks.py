@@ -20,6 +20,7 @@ from mm_plugin import (
     LimitError,
     MediaError,
     Modality,
+    MultimodalDataItem,
     OptionScope,
     Replacement,
     SampledVideo,
@@ -29,6 +30,7 @@ from mm_plugin import (
     VideoFrames,
     wire,
 )
+from mm_plugin.inputs import ItemContent
 from mm_plugin.media import MEDIA_KINDS, MediaValue, PackedImage
 from mm_plugin.tasks import JointTask, ModelRef, PrepareTask
 
@@ -255,5 +257,7 @@ def test_mutated_tasks_are_decoded_or_refused() -> None:
         task(Image.fromarray(PIXELS)),
         joint,
         task(modality=Modality.VIDEO, source=video, size=SampledVideo(**GOOD_VIDEO)),
+        MultimodalDataItem(modality=Modality.IMAGE, offsets=[(1, 4)], task=task()),
+        ItemContent(bytes(32), task=task(Image.fromarray(PIXELS))),
     ]
     fuzz_values(values, 1_500, 3)
