@@ -158,7 +158,7 @@ def test_a_given_tensor_of_the_right_dtype_is_shared(registry: Registry, model: 
     assert len(shared) >= len(own) // 2, set(own) - set(shared)
 
 
-@pytest.mark.parametrize("wrong", ["missing", "shape", "twice", "no tensor", "no pairs", "number"])
+@pytest.mark.parametrize("wrong", ["missing", "shape", "twice", "no tensor", "no values", "no pairs", "number"])
 def test_tensors_that_cannot_be_used_are_refused(registry: Registry, model: tuple[Path, str], wrong: str) -> None:
     folder, _ = model
     encoder = registry.load_encoder(folder, dtype=torch.float32)
@@ -171,6 +171,7 @@ def test_tensors_that_cannot_be_used_are_refused(registry: Registry, model: tupl
         "shape": given | {used: torch.zeros(1, 2, 3)},
         "twice": [*given.items(), (used, given[used])],
         "no tensor": given | {used: given[used].float().numpy()},
+        "no values": given | {used: given[used].to("meta")},
         "no pairs": list(given),
         "number": 5,
     }[wrong]

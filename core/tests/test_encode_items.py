@@ -160,6 +160,9 @@ def test_an_item_that_cannot_be_read_fails_alone(broken: MultimodalDataItem, wor
     [
         ({"items": [None]}, "items"),
         ({"items": ["image"]}, "items"),
+        ({"items": None}, "items"),
+        ({"items": 5}, "items"),
+        ({"items": {1: 2}}, "items"),
         ({"dtype": None}, "dtype"),
         ({"device": None}, "device"),
     ],

@@ -256,11 +256,12 @@ class Checkpoint:
         twice = [short for short, count in Counter(wanted.values()).items() if count > 1]
         if twice:
             raise UsageError(
-                f"{self.folder}: expected one tensor {twice[0]!r} under {' or '.join(prefixes)}, found two",
+                f"{self._tensors.label}: expected one tensor {twice[0]!r} under {' or '.join(prefixes)}, found two",
                 argument="checkpoint",
             )
         if not wanted:
-            raise UsageError(f"{self.folder} holds no tensors under {' or '.join(prefixes)}", argument="checkpoint")
+            what = f"{self._tensors.label} holds no tensors under {' or '.join(prefixes)}"
+            raise UsageError(what, argument="checkpoint")
         found = self.read_tensors(wanted, device=device, dtype=dtype)
         return {wanted[name]: tensor for name, tensor in found.items()}
 

@@ -16,7 +16,13 @@ _DIGESTS: dict[tuple[Any, ...], bytes] = {}
 
 
 class CheckpointTensors(Protocol):
-    """Where the tensors of a checkpoint come from."""
+    """Where the tensors of a checkpoint come from.
+
+    Attributes:
+        label: what has them, for messages.
+    """
+
+    label: str
 
     def names(self) -> dict[str, Path | None]:
         """Every tensor's name, with the file that contains it; None where it was given."""
@@ -37,7 +43,7 @@ class FileTensors:
     """
 
     def __init__(self, folder: Path, source: str) -> None:
-        self._folder, self._source = folder, source
+        self._folder, self._source, self.label = folder, source, str(folder)
 
     def names(self) -> dict[str, Path | None]:
         """See `CheckpointTensors`.
@@ -145,6 +151,8 @@ class GivenTensors:
         UsageError: an entry is not a name and a dense tensor, or a name comes twice.
     """
 
+    label = "tensors"
+
     def __init__(self, tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         try:
             pairs = [(name, tensor) for name, tensor in (tensors.items() if isinstance(tensors, Mapping) else tensors)]
@@ -152,9 +160,10 @@ class GivenTensors:
             raise UsageError(f"tensors: expected tensors by name, got {error}", argument="tensors") from error
         self._tensors: dict[str, Any] = {}
         for name, tensor in pairs:
-            if not isinstance(name, str) or not is_tensor(tensor) or not is_dense(tensor):
+            if not isinstance(name, str) or not is_tensor(tensor) or not is_dense(tensor) or tensor.is_meta:
+                got = "one on the meta device" if is_tensor(tensor) and tensor.is_meta else f"a {type(tensor).__name__}"
                 raise UsageError(
-                    f"tensors: expected names and dense torch tensors, got {name!r:.80} and a {type(tensor).__name__}",
+                    f"tensors: expected names and dense torch tensors with values, got {name!r:.80} and {got}",
                     argument="tensors",
                 )
             if name in self._tensors:

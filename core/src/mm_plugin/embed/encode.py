@@ -236,6 +236,8 @@ def encode_items(
     import torch
 
     bound = encoder if isinstance(encoder, Encoder) else None
+    if not isinstance(items, Sequence):
+        raise UsageError(f"items: expected a list of items, got {type(items).__name__}", argument="items")
     for index, item in enumerate(items):
         if not isinstance(item, MultimodalDataItem):
             raise UsageError(
