@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from mm_plugin import Modality, MultimodalDataItem, RequestError, UsageError
-from mm_plugin_transformers_auto.positions import has_mrope, positions
+from mm_plugin_transformers_auto.positions import positions, rope_owner
 from mm_plugin_transformers_auto.testing import FAMILIES, tiny_tokenizer
 
 Get = Callable[[str], Any]
@@ -84,8 +84,62 @@ def test_a_config_without_such_a_rule_is_refused(checkpoint: Get) -> None:
         positions([], seq=4, config={"model_type": "unheard_of"}, options={})
 
 
-def test_only_configs_with_mrope_sections_have_three_axes(opened: Get, checkpoint: Get) -> None:
+def qwen3_vl(checkpoint: Get) -> Any:
+    return transformers.AutoConfig.from_pretrained(str(checkpoint("qwen3_vl")))
+
+
+def test_the_class_decides_whether_positions_have_axes(opened: Get, checkpoint: Get) -> None:
     assert opened("llava").spec.positions is None
-    assert has_mrope(transformers.AutoConfig.from_pretrained(str(checkpoint("qwen3_vl"))))
-    assert has_mrope({"text": [{"rope_scaling": {"mrope_section": [1, 1, 2]}}]})
-    assert not has_mrope({"text": [{"rope_scaling": None}]})
+    settings = qwen3_vl(checkpoint)
+    assert type(rope_owner(transformers.Qwen3VLForConditionalGeneration, settings)).__name__ == "Qwen3VLModel"
+    llava = transformers.AutoConfig.from_pretrained(str(checkpoint("llava")))
+    assert rope_owner(transformers.LlavaForConditionalGeneration, llava) is None
+
+
+def test_a_config_without_a_key_of_the_rule_has_it_all_the_same(checkpoint: Get) -> None:
+    """Qwen3-VL's own default stands in for `mrope_section` where a checkpoint has none."""
+    described = config(checkpoint)
+    text = described["text_config"]
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(text.get(name), dict):
+            text[name].pop("mrope_section", None)
+    assert "mrope_section" not in json.dumps(described)
+    expected, _ = positions([item(2, (1, 4, 6))], seq=9, config=config(checkpoint), options={})
+    found, delta = positions([item(2, (1, 4, 6))], seq=9, config=described, options={})
+    assert np.array_equal(found, expected)
+    assert delta == -3
+
+
+@pytest.mark.parametrize(
+    "architectures", [None, [], ["Renamed"], ["Renamed", "Qwen3VLForConditionalGeneration"], "missing"]
+)
+def test_architectures_that_say_nothing_leave_it_to_the_type(checkpoint: Get, architectures: Any) -> None:
+    """As in transformers' own auto classes."""
+    described = config(checkpoint) | {"architectures": architectures}
+    if architectures == "missing":
+        del described["architectures"]
+    found, _ = positions([item(2, (1, 4, 6))], seq=9, config=described, options={})
+    assert found[:, -1].tolist() == [5, 5, 5]
+
+
+def test_the_rule_of_a_part_is_found() -> None:
+    """Qwen2.5-Omni has it in its thinker."""
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    settings = transformers.Qwen2_5OmniConfig(
+        thinker_config={"text_config": text, "vision_config": {"depth": 1}, "audio_config": {"encoder_layers": 1}},
+        enable_audio_output=False,
+    )
+    owner = rope_owner(transformers.Qwen2_5OmniForConditionalGeneration, settings)
+    assert type(owner).__name__ == "Qwen2_5OmniThinkerForConditionalGeneration"
+    assert hasattr(owner.config, "audio_token_id")
+
+
+def test_a_class_that_its_config_does_not_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match="Qwen3VLForConditionalGeneration cannot be constructed"):
+        rope_owner(transformers.Qwen3VLForConditionalGeneration, object())

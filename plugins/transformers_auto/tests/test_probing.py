@@ -237,3 +237,21 @@ def test_the_digest_is_the_same_in_every_process_and_another_for_other_words(
     again.tokenizer.add_tokens(["another"])
     del again.__dict__["digest"]
     assert again.digest != model.digest
+
+
+def test_another_class_for_the_same_settings_is_another_model(checkpoint: Get, opened: Get, probed: Get) -> None:
+    """What transformers chooses where torchvision is installed: the settings are equal, the pixels are not."""
+    model = probed(opened("llava"))
+    folder = Checkpoint.open(checkpoint("llava"))
+    again = ProbedModel(open_checkpoint(folder), folder)
+    images = again.opened.processor.image_processor
+    usual = type(images)
+    images.__class__ = type(usual.__name__.removesuffix("Pil"), (usual,), {"__module__": usual.__module__})
+    found = {model.digest, again.digest}
+    images.__class__ = type(usual.__name__, (usual,), {"__module__": usual.__module__, "backend": "torchvision"})
+    del again.__dict__["digest"]
+    found.add(again.digest)
+    assert len(found) == 3
+    images.__class__ = usual
+    del again.__dict__["digest"]
+    assert again.digest == model.digest

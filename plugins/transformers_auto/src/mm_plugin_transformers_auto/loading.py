@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def open_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The first of the config's architectures that transformers has, or its class for the config's type.
+    """See `model_class_of`.
 
     Args:
         checkpoint: the checkpoint.
@@ -75,13 +76,26 @@ def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
     Raises:
         UsageError: transformers has no such class.
     """
-    named = checkpoint.config.get("architectures") or ()
+    found = model_class_of(checkpoint.config, config)
+    if found is not None:
+        return found
+    asked = ", ".join(map(str, checkpoint.config.get("architectures") or ())) or config.model_type
+    raise _refusal(checkpoint, "model class", ValueError(f"transformers {transformers.__version__} has no {asked}"))
+
+
+def model_class_of(described: Mapping[str, Any], config: PreTrainedConfig) -> Any | None:
+    """The first of a config's architectures that transformers has, or its class for the config's type; None where there is neither.
+
+    Args:
+        described: config.json.
+        config: the same, opened.
+    """
+    named = described.get("architectures") or ()
     for name in (*named, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)):
         found = getattr(transformers, name, None) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
-    asked = ", ".join(map(str, named)) or config.model_type
-    raise _refusal(checkpoint, "model class", ValueError(f"transformers {transformers.__version__} has no {asked}"))
+    return None
 
 
 def _open_processor(checkpoint: Checkpoint) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,21 +13,43 @@ import numpy as np
 
 from mm_plugin import Modality, RequestError, UsageError
 from mm_plugin.items import MultimodalDataItem
+from mm_plugin_transformers_auto.loading import model_class_of
 
+_RULE = "get_rope_index"
 _TOKENS = {Modality.IMAGE: "image_token_id", Modality.VIDEO: "video_token_id", Modality.AUDIO: "audio_token_id"}
 
 
-def has_mrope(config: Any) -> bool:
-    """Whether positions have three axes, according to any part of a config.
+def rope_owner(model_class: Any, config: Any) -> Any | None:
+    """The model, without weights, that computes positions on several axes (`get_rope_index`); None for ordinary positions.
+
+    The class decides, as in transformers, not a key of the config that only some checkpoints have.
 
     Args:
-        config: a transformers config, or JSON.
+        model_class: transformers' model class.
+        config: transformers' config for it.
+
+    Raises:
+        UsageError: the class cannot be constructed from the config.
     """
-    if isinstance(config, Mapping):
-        return "mrope_section" in config or any(map(has_mrope, config.values()))
-    if isinstance(config, list | tuple):
-        return any(map(has_mrope, config))
-    return hasattr(config, "to_dict") and has_mrope(config.to_dict())
+    import torch
+
+    # A model is constructed only where the rule can be: a large one takes seconds, without weights too.
+    home = vars(sys.modules[model_class.__module__]).values()
+    if not any(isinstance(found, type) and hasattr(found, _RULE) for found in home):
+        return None
+    try:
+        with torch.device("meta"):
+            model = model_class(config)
+    except Exception as error:
+        raise UsageError(
+            f"config: {model_class.__name__} cannot be constructed from it: {type(error).__name__}: {error}",
+            argument="config",
+        ) from error
+    for part in (model, getattr(model, "thinker", None)):
+        for owner in (part, getattr(part, "base_model", None)):
+            if hasattr(owner, _RULE):
+                return owner
+    return None
 
 
 def positions(
@@ -53,8 +76,8 @@ def positions(
     """
     import torch
 
-    owner, settings = _rule(json.dumps(dict(config), sort_keys=True))
-    ids, token_types = _rule_inputs(items, seq, settings)
+    owner = _owner(json.dumps(dict(config), sort_keys=True))
+    ids, token_types = _rule_inputs(items, seq, owner.config)
     known = {"input_ids": ids, "mm_token_type_ids": token_types, "attention_mask": torch.ones_like(ids)}
     arguments: dict[str, Any] = {}
     for name in inspect.signature(owner.get_rope_index).parameters:
@@ -93,21 +116,19 @@ def _rule_inputs(items: Sequence[MultimodalDataItem], seq: int, settings: Any) -
 
 
 @functools.lru_cache(maxsize=16)
-def _rule(config: str) -> tuple[Any, Any]:
-    """The model that has the rule, without weights, and its config."""
-    import torch
-    import transformers
+def _owner(config: str) -> Any:
+    """The model that has the rule, without weights."""
     from transformers import AutoConfig
 
     described = json.loads(config)
     try:
         settings = AutoConfig.for_model(**described)
-        name = next(name for name in described.get("architectures") or () if hasattr(transformers, name))
-        with torch.device("meta"):
-            model = getattr(transformers, name)(settings)
-    except (StopIteration, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(f"config: transformers has no model for it: {error}", argument="config") from error
-    for owner in (model, model.base_model):
-        if hasattr(owner, "get_rope_index"):
-            return owner, settings
-    raise UsageError(f"config: {name} has no get_rope_index", argument="config")
+    model_class = model_class_of(described, settings)
+    if model_class is None:
+        raise UsageError(f"config: transformers has no model for {settings.model_type}", argument="config")
+    owner = rope_owner(model_class, settings)
+    if owner is None:
+        raise UsageError(f"config: {model_class.__name__} has no {_RULE}", argument="config")
+    return owner

@@ -151,13 +151,26 @@ class ProbedModel:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the processor's settings, vocabulary and version: 64 hexadecimal digits."""
+        """Identifies the processor's settings, vocabulary, version and the classes that it is made of: 64 hexadecimal digits.
+
+        transformers chooses another class for one settings file where torchvision is installed, whose pixels are others.
+        """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         words = sorted(self.tokenizer.get_vocab().items()) if backend is None else backend.to_str()
         processor = self.opened.processor
-        return digest(
-            frame([transformers.__version__, type(processor).__name__, processor.to_json_string(), words])
-        ).hex()
+        return digest(frame([transformers.__version__, _classes(processor), processor.to_json_string(), words])).hex()
+
+
+def _classes(processor: Any) -> list[list[str | None]]:
+    """The classes of a processor and its parts, with the backend of each that has one."""
+    parts = {name: part for name, part in vars(processor).items() if hasattr(part, "to_dict")}
+    named = [("processor", processor), *sorted(parts.items())]
+    return [[name, type(part).__module__, type(part).__qualname__, _backend(part)] for name, part in named]
+
+
+def _backend(part: Any) -> str | None:
+    found = getattr(part, "backend", None)
+    return None if found is None else str(found)
 
 
 def _media_tokens(processor: Any) -> frozenset[str]:

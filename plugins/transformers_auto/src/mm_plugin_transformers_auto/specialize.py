@@ -10,7 +10,7 @@ import transformers
 from mm_plugin import Checkpoint, ModelSpec, UsageError
 from mm_plugin_transformers_auto.chat_template import token_pairs
 from mm_plugin_transformers_auto.loading import open_checkpoint
-from mm_plugin_transformers_auto.positions import has_mrope
+from mm_plugin_transformers_auto.positions import rope_owner
 from mm_plugin_transformers_auto.probed_model import ProbedModel
 from mm_plugin_transformers_auto.single_item import IDS
 
@@ -38,6 +38,7 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
     is_joint, traits = model.joint_reason is not None, model.traits
     own_fields: tuple[str, ...] = () if is_joint else (IDS,)
     affixes = {modality: one.placeholder_affixes for modality, one in traits.items() if any(one.placeholder_affixes)}
+    has_axes = rope_owner(model.opened.model_class, model.opened.config) is not None
     changes: dict[str, Any] = {
         "name": f"{spec.name}.{model.opened.model_class.__name__}",
         "modalities": tuple(traits),
@@ -47,7 +48,7 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
         "token_pairs": token_pairs(model.tokenizer, _default_template(checkpoint), traits.values()),
         "add_special_tokens": model.runner.add_special_tokens,
         "placeholder_affixes": affixes,
-        "positions": "mm_plugin_transformers_auto.positions:positions" if has_mrope(model.opened.config) else None,
+        "positions": "mm_plugin_transformers_auto.positions:positions" if has_axes else None,
         "specialize": None,
         "notes": {
             "processor": type(model.opened.processor).__name__,
