@@ -205,9 +205,51 @@ def test_rows_are_compared_with_what_the_model_writes_when_it_is_loaded(
     def fail(self: Any, *_: Any, **__: Any) -> Any:
         raise IndexError("lost")
 
-    monkeypatch.setattr(model_class, "get_image_features", fail)
-    registry.load_encoder(checkpoint("llava"))
+    with monkeypatch.context() as changed:
+        changed.setattr(model_class, "get_image_features", forward)
+        changed.setattr(type(registry.load_encoder(checkpoint("llava"))._model.base_model), "forward", fail)
+        registry.load_encoder(checkpoint("llava"))
     assert "could not be compared with those that it writes itself: IndexError: lost" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [IndexError("lost"), TypeError("missing input_ids"), torch.OutOfMemoryError("full")])
+def test_a_model_that_cannot_encode_a_sample_does_not_open(
+    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, probed: Get, fault: Exception
+) -> None:
+    """It opened with a warning, and every request failed."""
+
+    def fail(self: Any, *_: Any, **__: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(probed(opened("llava")).opened.model_class, "get_image_features", fail)
+    if isinstance(fault, torch.OutOfMemoryError):
+        with pytest.raises(EncoderError, match="full"):
+            registry.load_encoder(checkpoint("llava"))
+        return
+    with pytest.raises(UsageError) as caught:
+        registry.load_encoder(checkpoint("llava"))
+    assert f"gives no embeddings of its images apart from its language model ({type(fault).__name__}: " in str(
+        caught.value
+    )
+    assert caught.value.argument == "checkpoint"
+
+
+def test_embeddings_that_the_method_leaves_to_the_forward_are_those_that_it_writes(
+    registry: Any, checkpoint: Get, monkeypatch: pytest.MonkeyPatch, opened: Get, encoder: Get, make_image: Any
+) -> None:
+    """As Llama 4: `get_image_features` returns hidden states, and the model's forward projects them."""
+    items = opened("llava").process("<image>", [make_image()]).mm_items
+    expected = encoder("llava").encode(Modality.IMAGE, items)[0].embeddings
+    loaded = registry.load_encoder(checkpoint("llava"))
+    forward = type(loaded._model).get_image_features
+
+    class Unprojected:
+        pooler_output = None
+
+    monkeypatch.setattr(type(loaded._model), "get_image_features", lambda self, **_: Unprojected())
+    assert forward is not type(loaded._model).get_image_features
+    (found,) = loaded.encode(Modality.IMAGE, items)
+    assert torch.allclose(found.embeddings, expected, atol=1e-6)
 
 
 def test_rows_that_are_too_few_are_refused(

@@ -70,21 +70,32 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
     # ---------------------------------------------------------------- what is checked when it is loaded
 
     def _verify(self, traits: ModalityTraits, checkpoint: Checkpoint) -> None:
-        """Compare embeddings with those that the model itself writes into the text embeddings of a prompt with one sample.
+        """Encode one sample, and compare its embeddings with those that the model itself writes into a prompt's text embeddings.
 
         Raises:
-            UsageError: it also writes elsewhere, or writes other embeddings.
+            UsageError: it cannot be encoded, so that no request could be; or the model writes others, or elsewhere too.
         """
         ids, tensors = self._probed.sample_output(traits)
         given = torch.from_numpy(ids)[None].to(self._device)
         on_device = {name: self._cast(value, name == traits.feature_name) for name, value in tensors.items()}
+        model = type(self._model).__name__
+        try:
+            with torch.inference_mode():
+                embeddings, _ = self._embeddings(traits, on_device, int((ids == traits.embed_token_id).sum()))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{checkpoint.folder}: {model} gives no embeddings of its {traits.modality.argument} apart from its language model "
+                f"({type(error).__name__}: {error}); it needs a plugin of its own",
+                argument="checkpoint",
+            ) from error
         try:
             written = self._written(traits, given, on_device)[0]
-            embeddings, _ = self._embeddings(traits, on_device, int((ids == traits.embed_token_id).sum()))
         except Exception as error:
             logger.warning(
                 "mm-plugin: embeddings of %s for %s could not be compared with those that it writes itself: %s: %s",
-                type(self._model).__name__, traits.modality.argument, type(error).__name__, error,
+                model, traits.modality.argument, type(error).__name__, error,
             )  # fmt: skip
             return
         there = ~torch.isnan(written).any(dim=-1)  # [n]
@@ -168,6 +179,8 @@ class TransformersEncoder(Encoder, EncodesImages, EncodesAudio):
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         output = method(**{name: value for name, value in tensors.items() if open_ended or name in taken})
         embeddings = getattr(output, "pooler_output", output)
+        if output is not None and embeddings is None:  # projected by the model's own forward
+            return self._written_embeddings(traits, tensors, count), None
         deepstack = getattr(output, "deepstack_features", None)
         return self._flat(embeddings), None if deepstack is None else torch.stack(
             [self._flat(layer) for layer in deepstack]
