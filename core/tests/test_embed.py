@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import (
     EmbedOutput,
+    Piece,
     StepPlan,
     embed_mm_inputs,
+    embed_text,
     general_mm_embed_routine,
     plan_step,
 )
@@ -389,6 +391,30 @@ def test_cache_ids_and_model_ids_give_the_same_and_stay_as_they_were(runs: int, 
         assert embed_mm_inputs(ids, batch, table, Recorder()).input_embeds.tolist() == expected
         assert torch.equal(ids, before)
         assert ids.dtype == before.dtype
+
+
+@pytest.mark.parametrize("hidden", [4, 2048])
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("runs", [1, 64, 65, 100])
+@pytest.mark.parametrize("given", [False, True])
+def test_every_way_to_look_text_up_gives_the_rows_of_the_table(
+    hidden: int, length: int, runs: int, given: bool
+) -> None:
+    """Few runs, many short ones, and many long ones, each followed by an item of one row."""
+    step = length + 1
+    plan = StepPlan(
+        runs * step,
+        tuple((at, at + length) for at in range(0, runs * step, step)),
+        tuple(Piece(0, index, 0, 1, (index + 1) * step - 1, Modality.IMAGE) for index in range(runs)),
+        frozenset(),
+    )
+    wide = torch.nn.Embedding.from_pretrained(torch.randn(50, hidden, generator=torch.Generator().manual_seed(1)))
+    ids = torch.randint(0, 50, (plan.total,), generator=torch.Generator().manual_seed(2))
+    buffer = torch.zeros(plan.total, hidden) if given else None
+    out = embed_text(ids, plan, wide, buffer)
+    text = [place for start, end in plan.text_runs for place in range(start, end)]
+    assert torch.equal(out[text], wide(ids[text]))
+    assert buffer is None or out.data_ptr() == buffer.data_ptr()
 
 
 def test_an_id_outside_the_table_costs_no_other_request_its_step(table: torch.nn.Embedding) -> None:

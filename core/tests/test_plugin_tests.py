@@ -45,6 +45,42 @@ class WritesFeatures(Sum):
         return [torch.as_tensor(item.feature).mul_(2) for item in items]
 
 
+class SortsItems(Sum):
+    """By size, and forgets their order: wrong for items of one size too, where it sorts by content."""
+
+    def get_image_feature(self, items: Any) -> list[torch.Tensor]:
+        return super().get_image_feature(sorted(items, key=lambda item: (item.num_tokens, float(item.feature.sum()))))
+
+
+class SortsEqualSizes(Sum):
+    """Puts sizes back in order, but not items of one size."""
+
+    def get_image_feature(self, items: Any) -> list[torch.Tensor]:
+        found = super().get_image_feature(sorted(items, key=lambda item: float(item.feature.sum())))
+        return [found.pop(next(i for i, one in enumerate(found) if len(one) == item.num_tokens)) for item in items]
+
+
+class WritesInBatches(Sum):
+    def get_image_feature(self, items: Any) -> list[torch.Tensor]:
+        found = super().get_image_feature(items)
+        for item in items[1:]:
+            item.feature *= 2
+        return found
+
+
+class GivesNaN(Sum):
+    def get_image_feature(self, items: Any) -> list[torch.Tensor]:
+        return [
+            found.masked_fill(torch.arange(len(found))[:, None] == 3, float("nan"))
+            for found in super().get_image_feature(items)
+        ]
+
+
+class IgnoresContent(Sum):
+    def get_image_feature(self, items: Any) -> list[torch.Tensor]:
+        return [found.abs() for found in super().get_image_feature(items)]
+
+
 class EncodesAnything(Sum):
     def get_image_feature(self, items: Any) -> list[torch.Tensor]:
         return []
@@ -68,6 +104,35 @@ def test_an_encoder_whose_items_change_one_another_is_caught() -> None:
     OfSum().test_company_changes_embeddings_by_rounding_only(IMAGE, None, Sum())
     with pytest.raises(AssertionError):
         OfSum().test_company_changes_embeddings_by_rounding_only(IMAGE, None, MixesItems())
+
+
+@pytest.mark.parametrize(
+    ("mutant", "words"),
+    [
+        (SortsItems, "in the order of the items"),
+        (SortsEqualSizes, "in the order of the items"),
+        (IgnoresContent, "other content to give other embeddings"),
+    ],
+)
+def test_an_encoder_that_exchanges_items_is_caught(mutant: type[Sum], words: str) -> None:
+    OfSum().test_embeddings_of_equally_large_items_are_not_exchanged(IMAGE, None, Sum())
+    with pytest.raises(AssertionError, match=words):
+        OfSum().test_embeddings_of_equally_large_items_are_not_exchanged(IMAGE, None, mutant())
+
+
+def test_items_of_unequal_sizes_alone_would_not_catch_it() -> None:
+    OfSum().test_company_changes_embeddings_by_rounding_only(IMAGE, None, SortsEqualSizes())
+
+
+def test_an_encoder_that_writes_into_a_batch_is_caught() -> None:
+    OfSum().test_a_batch_leaves_its_items_as_they_were(IMAGE, None, Sum())
+    with pytest.raises(AssertionError, match="wrote into the feature of item 1"):
+        OfSum().test_a_batch_leaves_its_items_as_they_were(IMAGE, None, WritesInBatches())
+
+
+def test_an_encoder_that_gives_nan_is_caught() -> None:
+    with pytest.raises(AssertionError, match="expected finite embeddings"):
+        OfSum().test_company_changes_embeddings_by_rounding_only(IMAGE, None, GivesNaN())
 
 
 def test_an_encoder_that_draws_random_numbers_is_caught() -> None:

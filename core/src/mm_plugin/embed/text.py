@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from mm_plugin.embed.plan import StepPlan
     from mm_plugin.inputs.batch import ForwardBatch
 
-# Up to this many runs of text take a lookup each; more are looked up together. Measured on two cores: the costs meet near here.
+# Up to this many runs of text take a lookup each; more are looked up together, unless the runs are so long on average that a lookup
+# each saves more, which spares a copy of all rows. Measured on two cores: the costs meet near here.
 _FEW_RUNS = 64
+_LONG_RUN = 32 << 10  # bytes; on other devices a launch for each run costs more than any copy
 
 
 def embed_text(
@@ -86,12 +88,17 @@ def _looked_up(
         return out
     # Cache ids hold sentinels, and an invalid id must not take the batch down: look up through a clamped copy.
     ids = input_ids.to(weight.device).clamp(0, weight.shape[0] - 1)
-    if len(runs) <= _FEW_RUNS:
+    if len(runs) <= _FEW_RUNS or (weight.device.type == "cpu" and _run_bytes(runs, weight) >= _LONG_RUN):
         for start, end in runs:
             torch.index_select(weight, 0, ids[start:end], out=out[start:end])
         return out
     where = indices(runs).to(weight.device, non_blocking=True)
     return out.index_copy_(0, where, weight.index_select(0, ids.index_select(0, where)))
+
+
+def _run_bytes(runs: Sequence[tuple[int, int]], weight: torch.Tensor) -> float:
+    """Bytes of the embeddings of a run of text, on average."""
+    return sum(end - start for start, end in runs) * weight.shape[1] * weight.element_size() / len(runs)
 
 
 def _is_altered(module: torch.nn.Module) -> bool:

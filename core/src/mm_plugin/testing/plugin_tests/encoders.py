@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -68,9 +69,31 @@ class EncoderTests(PluginTests):
         for item, found, other in zip(items, together, reverse, strict=True):
             (alone,) = encoder.encode(modality, [item])
             assert found.shape == (item.num_tokens, self.HIDDEN)
-            assert self.near(alone, found)
-            assert self.near(other, found)
+            assert torch.isfinite(found).all(), "expected finite embeddings, got NaN or infinity"
+            assert self.near(alone, found), "expected an item alone to get what it gets in a batch"
+            assert self.near(other, found), "expected a reversed batch to give the same embeddings, reversed"
         assert float(torch.cat(list(together)).std()) > 0.01  # embeddings that are all alike would prove nothing
+
+    def test_embeddings_of_equally_large_items_are_not_exchanged(
+        self, modality: Modality, processor: Any, encoder: Any
+    ) -> None:
+        """An encoder that sorts its items puts them back; only items of one size tell whether it does."""
+        for item in self.items(processor, modality):
+            twin = msgspec.structs.replace(item, feature=_other_content(item.feature))
+            (mine,), (other,) = encoder.encode(modality, [item]), encoder.encode(modality, [twin])
+            assert not self.near(mine, other), "expected other content to give other embeddings"
+            for batch, expected in (([item, twin], [mine, other]), ([twin, item], [other, mine])):
+                for found, right in zip(encoder.encode(modality, batch), expected, strict=True):
+                    assert self.near(found, right), "expected embeddings in the order of the items"
+
+    def test_a_batch_leaves_its_items_as_they_were(self, modality: Modality, processor: Any, encoder: Any) -> None:
+        items = self.items(processor, modality)
+        before = [msgspec.structs.replace(item, feature=item.feature.copy()) for item in items]
+        encoder.encode(modality, items)
+        for index, (item, kept) in enumerate(zip(items, before, strict=True)):
+            assert np.array_equal(item.feature, kept.feature), f"the encoder wrote into the feature of item {index}"
+            assert item.offsets == kept.offsets, f"the encoder changed the spans of item {index}"
+            assert item.model_specific_data.keys() == kept.model_specific_data.keys()
 
     def test_the_same_call_gives_the_same_bits(self, modality: Modality, processor: Any, encoder: Any) -> None:
         items = self.items(processor, modality)
@@ -134,3 +157,8 @@ class EncoderTests(PluginTests):
         with pytest.raises(EncoderError, match=f"does not encode {self.REFUSED.argument}") as caught:
             encoder.encode(self.REFUSED, [])
         assert caught.value.distribution == self.DISTRIBUTION
+
+
+def _other_content(feature: np.ndarray) -> np.ndarray:
+    """Another feature of the same form."""
+    return 255 - feature if feature.dtype == np.uint8 else -feature
