@@ -19,7 +19,9 @@ from mm_plugin import (
     Modality,
     MultimodalDataItem,
     MultimodalInputs,
+    Replacement,
     RequestMedia,
+    Size,
     embed_mm_inputs,
     encode_items,
 )
@@ -27,6 +29,8 @@ from mm_plugin.cache import EmbeddingCache
 from mm_plugin.encoder import EncoderModule
 from mm_plugin.errors import EncoderError, MMPluginError, UsageError
 from mm_plugin.events import EncodeBatch, Event, Observers
+from mm_plugin.media import MediaValue
+from mm_plugin.tasks import ModelRef, Prepared, PrepareTask
 
 HIDDEN = 3
 TABLE = torch.nn.Embedding.from_pretrained(torch.full((8, HIDDEN), -1.0))
@@ -214,6 +218,50 @@ def test_collective_encoders_agree_here_too() -> None:
 
     assert seeds_of(encode_items([item(1), item(2)], Collective(), agree=agree, **FIT)) == [1.0, 2.0]
     assert asked == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", ["fails", "another fails", "cannot agree"])
+def test_ranks_agree_on_what_could_be_prepared(rank: str) -> None:
+    """One rank that lacks memory must not leave the others waiting in a call that it does not make."""
+
+    class Collective(Recording):
+        collective = True
+
+    outcomes: list[int] = []
+
+    def agree(outcome: int) -> int:
+        outcomes.append(outcome)
+        if len(outcomes) == 1 and rank != "fails":
+            if rank == "cannot agree":
+                raise ConnectionError("lost")
+            return 2
+        return outcome
+
+    def prepare(tasks: Sequence[PrepareTask]) -> list[Any]:
+        made = [
+            Prepared({}, Replacement.repeat(1, 2), np.array([index + 5]), bytes(32)) for index, _ in enumerate(tasks)
+        ]
+        return [MemoryError("none left"), *made[1:]] if rank == "fails" else made
+
+    items = []
+    for seed in (1, 2):
+        items.append(item(seed))
+        items[-1].feature, items[-1].task = None, task(seed)
+    encoder = Collective()
+    first, second = encode_items(items, encoder, agree=agree, prepare=prepare, **FIT)
+    assert isinstance(first, EncoderError)
+    said = {"fails": "MemoryError: none left", "another fails": "another rank", "cannot agree": "ranks could not agree"}
+    assert said[rank] in first.message
+    assert seeds_of([second]) == [6.0]
+    assert encoder.calls == [[6]]
+    assert outcomes == [2 if rank == "fails" else 0, 0, 0]
+
+
+def task(seed: int) -> PrepareTask:
+    source = MediaValue(f"images[{seed}]", b"")
+    return PrepareTask(
+        ModelRef("a", "b"), Modality.IMAGE, source.path, source, Size(1, 1), {}, {}, Replacement.repeat(1, 2)
+    )
 
 
 def test_observers_hear_of_calls() -> None:

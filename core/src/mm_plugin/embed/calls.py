@@ -122,13 +122,10 @@ class EncoderCalls:
             if is_interruption(error):
                 raise
             outcome, failure = FAILED, self.failure(f"the encoder failed: {words(error)}", error)
-        try:
-            outcome = self.agree(outcome)
-        except BaseException as error:
-            if is_interruption(error):
-                raise
-            fault = self.failure(f"the encoder failed: the ranks could not agree: {words(error)}", error)
-            return [fault] * len(items)
+        worst = self.agreed(outcome, "the encoder failed")
+        if isinstance(worst, MMPluginError):
+            return [worst] * len(items)
+        outcome = worst
         if outcome == OK:
             return list(encoded)
         if failure is None:
@@ -194,6 +191,15 @@ class EncoderCalls:
         else:
             sent = [feature.to(self._reads_on, non_blocking=True) for feature in features]
         return [msgspec.structs.replace(item, feature=feature) for item, feature in zip(items, sent, strict=True)]
+
+    def agreed(self, outcome: int, what: str) -> int | MMPluginError:
+        """The worst outcome of all ranks, from that of this rank; an error that begins with `what` where they cannot agree."""
+        try:
+            return self.agree(outcome)
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return self.failure(f"{what}: the ranks could not agree: {words(error)}", error)
 
     def failure(self, what: str, error: BaseException | None) -> MMPluginError:
         """An error that says whose fault it was, without the frames, which would keep the encoder's tensors alive as long as it.

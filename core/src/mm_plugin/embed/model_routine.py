@@ -89,13 +89,10 @@ class ModelRoutine:
                 FAILED,
                 self._calls.failure(f"the embed routine failed: {words(error)}", error),
             )
-        try:
-            outcome = self._calls.agree(outcome)
-        except BaseException as error:
-            if is_interruption(error):
-                raise
-            return self._calls.failure(f"the embed routine failed: the ranks could not agree: {words(error)}", error)
-        if outcome != OK or result is None:
+        worst = self._calls.agreed(outcome, "the embed routine failed")
+        if isinstance(worst, MMPluginError):
+            return worst
+        if worst != OK or result is None:
             return failure or self._calls.failure(
                 "the embed routine failed: another rank could not embed the step", None
             )

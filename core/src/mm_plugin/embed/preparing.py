@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from mm_plugin.embed.calls import FAILED, OK, EncoderCalls
 from mm_plugin.errors import MMPluginError, UsageError
 from mm_plugin.events import MediaNote
 from mm_plugin.foreign import class_name, is_interruption, words
 from mm_plugin.items import MultimodalDataItem
 from mm_plugin.tasks import Prepared, PrepareTask, prepare_all
-
-if TYPE_CHECKING:
-    from mm_plugin.embed.calls import EncoderCalls
 
 # `Processor.prepare_tasks`, or what does the same elsewhere.
 Prepare = Callable[[Sequence[PrepareTask]], Sequence[Any]]
@@ -45,8 +43,14 @@ def prepared_items(
     if not waiting:
         return ready
     for index, made in zip(waiting, _made([items[index].task for index in waiting], prepare), strict=True):
+        # Ranks of a collective encoder must go on with the same items.
+        worst = calls.agreed(OK if isinstance(made, Prepared) else FAILED, "the item could not be prepared")
         if not isinstance(made, Prepared):
             ready[index] = calls.failure(f"the item could not be prepared: {words(made)}", made)
+            continue
+        if worst != OK:
+            other = "the item could not be prepared: another rank could not prepare it"
+            ready[index] = worst if isinstance(worst, MMPluginError) else calls.failure(other, None)
             continue
         ready[index] = msgspec.structs.replace(items[index], feature=made.feature, task=None)
         if calls.observers is not None:
