@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mm_plugin.cli.drawing import draw, row_view
 from mm_plugin.cli.main import main
+from mm_plugin.cli.tables import print_table
 from mm_plugin.errors import MMPluginError
+from mm_plugin.settings import Settings
 
 HEAVY = ("torch", "transformers", "numpy", "PIL")
 
@@ -39,6 +43,48 @@ def test_list_shows_a_plugin_without_importing_it(site: Any) -> None:
     assert "mm-plugin-good 1.0" in done.stdout
     assert "GoodForConditionalGeneration" in done.stdout
     assert site.imports("mm_plugin_good") == 0
+
+
+def test_a_name_is_never_broken_in_two(site: Any) -> None:
+    """A table of 80 columns folded long names, which then could not be searched for."""
+    name = "A" + "VeryLong" * 20 + "ForConditionalGeneration"
+    site.install("mm-plugin-good", architectures=[name])
+    done = command(site, "list")
+    (line,) = [line for line in done.stdout.splitlines() if "mm_plugin_good" in line]
+    assert line.split("  ")[-1].strip() == name
+    assert not set(done.stdout) & set("┃│━─┏┡")
+
+
+def test_settings_says_what_is_in_force_and_why(site: Any) -> None:
+    done = command(site, "settings", MM_PLUGIN_MAX_IMAGES="4", MM_PLUGIN_ALLOWED_HOSTS="a.example, *.b.example")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: line.split(None, 3)[1:] for line in done.stdout.splitlines()}
+    assert lines["max_images"] == ["environment", "MM_PLUGIN_MAX_IMAGES", "4"]
+    assert lines["max_videos"] == ["default", "MM_PLUGIN_MAX_VIDEOS", "32"]
+    assert lines["allowed_hosts"] == ["environment", "MM_PLUGIN_ALLOWED_HOSTS", "a.example, *.b.example"]
+    assert lines.keys() == {"setting", *Settings.__struct_fields__}
+
+
+def test_settings_as_json_and_names_that_are_none(site: Any) -> None:
+    done = command(site, "settings", "--json", MM_PLUGIN_THREAD="2")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["settings"]["strict"] == {"value": False, "from": "default", "variable": "MM_PLUGIN_STRICT"}
+    assert found["notices"] == [
+        "environment variable MM_PLUGIN_THREAD is not a setting; did you mean MM_PLUGIN_THREADS?"
+    ]
+    assert "did you mean" in command(site, "settings", MM_PLUGIN_THREAD="2").stdout
+    wrong = command(site, "settings", MM_PLUGIN_THREADS="many")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("mm-plugin: environment variable MM_PLUGIN_THREADS")
+
+
+def test_a_table_is_drawn_in_a_terminal() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=60)
+    print_table(console, "Things", ("name", "what"), [["[red]one[/]", "two " * 40]])
+    assert "┃" in file.getvalue()
+    assert "one" in file.getvalue()
 
 
 def test_list_says_what_a_fallback_is_for(site: Any) -> None:

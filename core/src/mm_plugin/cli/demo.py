@@ -18,7 +18,7 @@ from rich.table import Table
 
 import mm_plugin
 from mm_plugin.cli.drawing import draw, row_view, video_view
-from mm_plugin.cli.list import plugin_table
+from mm_plugin.cli.list import print_plugins
 from mm_plugin.demo.base import Demo, DemoVideo, DrawsViews, ShowsVideos, View, sample_images
 from mm_plugin.errors import PluginLoadError, UsageError
 from mm_plugin.events import EncodeBatch, Event, ItemKeyed
@@ -89,7 +89,7 @@ def demo(
     if not shown_images and not shown_videos:
         shown_images = sample_images()
     with discover() as registry:
-        console.print(plugin_table(registry.plugins))
+        print_plugins(console, registry.plugins)
         name, shown = _choose(registry, model)
         if shown_videos and not isinstance(shown, ShowsVideos):
             raise UsageError(f"--video: the demo of {name} shows images only", argument="video")

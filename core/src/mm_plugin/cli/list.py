@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from mm_plugin.cli.tables import print_table
 from mm_plugin.registry.records import PluginRecord
 from mm_plugin.registry.registry import Registry, discover
 
@@ -30,7 +30,7 @@ def list_plugins(*, as_json: bool) -> int:
         print_json(registry.plugins, registry)
     else:
         console = Console()
-        console.print(plugin_table(registry.plugins))
+        print_plugins(console, registry.plugins)
         for record in registry.plugins:
             if record.error and record.state != "disabled":
                 console.print(f"{colored(record.state)}  {escape(record.summary())}", highlight=False)
@@ -38,23 +38,22 @@ def list_plugins(*, as_json: bool) -> int:
     return 0
 
 
-def plugin_table(records: Iterable[PluginRecord]) -> Table:
+def print_plugins(console: Console, records: Iterable[PluginRecord]) -> None:
     """Plugins as a table: name and distribution, state, and what each serves."""
-    table = Table(title="Plugins", title_justify="left")
-    for column in ("name", "distribution", "state", "serves"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for record in records:
         serves = [name for kind, names in record.claims.items() if kind != "fallback" for name in names]
         serves += ["models that no other plugin claims (fallback)"] * ("fallback" in record.claims)
-        table.add_row(
-            escape(record.name),
-            escape(f"{record.distribution} {record.version}"),
-            colored(record.state),
-            escape(", ".join(serves) or "nothing"),
+        rows.append(
+            [
+                escape(record.name),
+                escape(f"{record.distribution} {record.version}"),
+                colored(record.state),
+                escape(", ".join(serves) or "nothing"),
+            ]
         )
-    if not table.rows:
-        table.add_row("none", "", "", "try: pip install mm-plugin-qwen2vl")
-    return table
+    none = [["none", "", "", "try: pip install mm-plugin-qwen2vl"]]
+    print_table(console, "Plugins", ("name", "distribution", "state", "serves"), rows or none)
 
 
 def colored(state: str) -> str:

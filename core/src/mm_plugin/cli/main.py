@@ -22,6 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="show what is installed, from metadata alone")
     listing.add_argument("--json", action="store_true", help="print JSON")
 
+    settings = commands.add_parser("settings", help="show the settings in force, and where each comes from")
+    settings.add_argument("--json", action="store_true", help="print JSON")
+
     doctor = commands.add_parser("doctor", help="import each plugin in a process of its own and report what is wrong")
     doctor.add_argument("name", nargs="?", metavar="NAME", help="examine this plugin only")
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -60,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mm_plugin.cli.list import list_plugins
 
             return list_plugins(as_json=arguments.json)
+        if arguments.command == "settings":
+            from mm_plugin.cli.settings import show_settings
+
+            return show_settings(as_json=arguments.json)
         if arguments.command == "doctor":
             from mm_plugin.cli.doctor import doctor
 
