@@ -218,6 +218,13 @@ def fresh() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of nothing but a config."""
+    (tmp_path / "config.json").write_text('{"architectures": ["A"], "model_type": "a"}')
+    return tmp_path
+
+
+@pytest.fixture
 def events() -> list[Any]:
     """Where a test's observer puts the events that it receives."""
     return []

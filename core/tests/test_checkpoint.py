@@ -1,6 +1,5 @@
 """A checkpoint's config, preprocessor settings, tokenizer and specialization; an error names the file that cannot be read."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_files import refused, write
 from safetensors.torch import save_file
 
 from mm_plugin.checkpoint import Checkpoint
@@ -17,24 +17,6 @@ from mm_plugin.items import Modality
 from mm_plugin.spec import ModelSpec
 
 TENSORS = {"visual.a": torch.ones(2), "visual.deep.b": torch.ones(1, 1), "lm_head": torch.ones(1)}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"architectures": ["A"], "model_type": "a"}')
-    return tmp_path
-
-
-def write(folder: Path, name: str, value: Any) -> None:
-    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
-
-
-def refused(call: Any, *names: str) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        call()
-    for name in names:
-        assert name in str(caught.value)
-    return caught.value
 
 
 # --- config ------------------------------------------------------------------------------------------------------------

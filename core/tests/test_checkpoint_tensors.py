@@ -1,6 +1,5 @@
 """Tensors of a checkpoint: which are read, what is refused, and the fingerprint of their content."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_files import refused, write
 from safetensors.torch import save_file
 
 from mm_plugin.checkpoint import Checkpoint, check_tensors
-from mm_plugin.errors import UsageError
 
 TENSORS = {
     "visual.a": torch.tensor([1.0, 2.0]),
@@ -20,24 +19,6 @@ TENSORS = {
     "visual_other": torch.tensor([9.0]),
     "lm_head": torch.tensor([5.0]),
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"architectures": ["A"], "model_type": "a"}')
-    return tmp_path
-
-
-def write(folder: Path, name: str, value: Any) -> None:
-    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
-
-
-def refused(call: Any, *names: str) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        call()
-    for name in names:
-        assert name in str(caught.value)
-    return caught.value
 
 
 @pytest.fixture(params=["one file", "shards", "shards without index"])

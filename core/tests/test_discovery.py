@@ -9,24 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import record_of
 
 import mm_plugin
 from mm_plugin import (
     MMPluginError,
     NoModelError,
     PluginLoadError,
-    PluginRecord,
-    Registry,
     UsageError,
 )
 
 GOOD = "GoodForConditionalGeneration"
 ASKED = {"architectures": [GOOD]}
-
-
-def record_of(registry: Registry, name: str) -> PluginRecord:
-    (found,) = [record for record in registry.plugins if record.name == name]
-    return found
 
 
 def test_a_plugin_is_known_before_it_is_imported_and_loaded_when_asked_for(site: Any, open_registry: Any) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed_media import media_of
 
 from mm_plugin.cache import EmbeddingCache, MemoryStore
 from mm_plugin.embed import EmbedOutput, embed_mm_inputs
 from mm_plugin.encoder import Encoder, EncodesImages
 from mm_plugin.errors import EncoderError
 from mm_plugin.events import EncodeBatch, Event, Observers
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
+from mm_plugin.inputs import Encoded, ForwardBatch, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 
 HIDDEN = 3
 
@@ -38,15 +38,7 @@ def make_media(*items_of: tuple[int, int]) -> RequestMedia:
         item.set_identity(seed.to_bytes(32, "big"))
         items.append(item)
         cursor += count
-    ids = np.zeros(cursor, np.int64)
-    return RequestMedia(
-        MultimodalInputs(
-            mm_items=items,
-            input_ids=ids,
-            padded_input_ids=pad_by_offsets(ids, items),
-            token_modalities=token_modalities_of(items, cursor),
-        )
-    )
+    return media_of(items, np.zeros(cursor, np.int64))
 
 
 def rows(item: MultimodalDataItem) -> torch.Tensor:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed_media import media_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mm_plugin.cache import EmbeddingCache
 from mm_plugin.embed import embed_mm_inputs
 from mm_plugin.encoder import Encoder, EncodesImages
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
+from mm_plugin.inputs import Encoded, ForwardBatch, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import pad_by_offsets
 
 HIDDEN = 4
 VOCABULARY = 50
@@ -29,10 +29,7 @@ def make_item(seed: int, offsets: list[tuple[int, int]]) -> MultimodalDataItem:
 
 def make_media(seq: int, items: Sequence[MultimodalDataItem]) -> RequestMedia:
     ids = (np.arange(seq, dtype=np.int64) * 7 + 3) % VOCABULARY
-    padded = pad_by_offsets(ids, items)
-    return RequestMedia(
-        MultimodalInputs(mm_items=list(items), input_ids=ids, padded_input_ids=padded, token_modalities=ids * 0)
-    )
+    return media_of(items, ids)
 
 
 class ByItem(Encoder, EncodesImages):

@@ -27,6 +27,7 @@ FACES = ("mm_plugin", "mm_plugin.cache", "mm_plugin.encoder", "mm_plugin.schedul
 # The classes of these modules share an example, in the module's docstring or in a class's.
 TOGETHER = ("mm_plugin.errors", "mm_plugin.events")
 WITHOUT = {
+    "EncodedStore": "shown in the example of ByteStore",
     "JointItem": "shown in the example of JointOutput",
     "Size": "shown wherever a layout is",
     "VideoSize": "shown in the example of Sampling",

@@ -23,6 +23,17 @@ def pixels(value: Any, **settings: Any) -> np.ndarray:
     return open_image(value, path="images[0]", settings=Settings(**settings)).decode().pixels
 
 
+def sent(data: bytes) -> Any:
+    """As an object that came from another process."""
+    return open_image(Image.open(io.BytesIO(data)), path="images[0]", settings=Settings()).value()
+
+
+# The forms in which a file is given.
+FORMS = pytest.mark.parametrize(
+    "form", [bytes, lambda data: Image.open(io.BytesIO(data)), sent], ids=["file", "object", "sent"]
+)
+
+
 def reason(value: Any) -> str | None:
     with pytest.raises(MediaError) as caught:
         pixels(value)
@@ -125,25 +136,40 @@ def test_channels_of_any_masks_are_spread_over_all_levels(
         assert np.abs(found - wanted).max() <= (1.01 if layout[3] else 0)
 
 
+@pytest.mark.parametrize("header", [40, 52, 56, 108, 124])
+def test_masks_count_up_to_the_bits_of_a_pixel(header: int) -> None:
+    values = np.random.default_rng(0).integers(0, 1 << 16, (HEIGHT, WIDTH))
+    masks = [0x7C00, 0x3E0, 0x1F, 0]
+    for above in (0x10000, 0xFFFF0000):
+        wide = [mask | above for mask in masks][: 4 if header >= 56 else 3]
+        data = bitmap(rows(values, 16), 16, compression=3, header=header, masks=wide)
+        wanted = np.stack([np.floor((values >> shift & 31) * 255 / 31 + 0.5) for shift in (10, 5, 0)], axis=2)
+        assert np.array_equal(pixels(data), wanted)
+    # A channel without a bit is 0 everywhere.
+    data = bitmap(rows(values, 16), 16, compression=3, header=header, masks=[0xFF00, 0x10000, 0xFF])
+    assert np.array_equal(pixels(data), np.stack([values >> 8, 0 * values, values & 255], axis=2))
+
+
 def test_a_mask_with_a_gap_is_refused() -> None:
     data = bitmap(rows(np.zeros((HEIGHT, WIDTH), int), 32), 32, compression=3, masks=(0xFF0FF, 0xFF0000, 0xFF000000))
     assert reason(data) == "mode"
 
 
 @pytest.mark.parametrize("header", [56, 108, 124])
-@pytest.mark.parametrize("form", ["file", "object", "icon"])
-def test_an_alpha_of_0_everywhere_counts_as_absent(form: str, header: int) -> None:
+@pytest.mark.parametrize("within", ["bitmap", "icon"])
+@FORMS
+def test_an_alpha_of_0_everywhere_counts_as_absent(form: Any, within: str, header: int) -> None:
     colors = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3))
     for alpha in (0, 1):
         values = colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
         values[0, 0] |= alpha << 24
         body = rows(values, 32)
-        if form == "icon":
+        if within == "icon":
             data: Any = icon([(bitmap(body + bytes(4 * HEIGHT), 32, height=2 * HEIGHT, file=False), 32)])
         else:
             masks = (0xFF0000, 0xFF00, 0xFF, 0xFF000000)
             data = bitmap(body, 32, compression=3, header=header, masks=masks)
-        found = pixels(Image.open(io.BytesIO(data)) if form == "object" else data)
+        found = pixels(form(data))
         if alpha:
             assert (found.reshape(-1, 3)[1:] == 255).all()  # one pixel has an alpha, so those of others count too
         else:
@@ -243,39 +269,67 @@ def test_the_largest_is_served_before_the_deepest() -> None:
     assert (pixels(icon([(small.getvalue(), 32), (large.getvalue(), 8)], side=16)) == 9).all()
 
 
+@FORMS
+def test_an_alpha_of_0_everywhere_counts_in_a_png_within_an_icon(form: Any) -> None:
+    file = io.BytesIO()
+    Image.new("RGBA", (WIDTH, HEIGHT), (1, 2, 3, 0)).save(file, "PNG")
+    assert (pixels(form(icon([(file.getvalue(), 32)]))) == 255).all()
+
+
 # ---------------------------------------------------------------- GIF
 
 
-def gif(indices: np.ndarray, at: tuple[int, int], *, transparent: int | None, disposal: int, background: int) -> bytes:
-    """A GIF of one frame (top, left) on a screen of HEIGHT x WIDTH, with the palette green, red, blue, gray."""
-    colors = bytes([*GREEN, *RED, *BLUE, 7, 7, 7])
-    head = b"GIF89a" + struct.pack("<HHBBB", WIDTH, HEIGHT, 0xF1, background, 0) + colors
-    head += b"\x21\xf9\x04" + bytes([disposal << 2 | (transparent is not None), 0, 0, transparent or 0, 0])
-    top, left = at
-    head += b"," + struct.pack("<HHHHB", left, top, indices.shape[1], indices.shape[0], 0)
-    codes = [code for index in indices.reshape(-1) for code in (4, int(index))] + [5]  # a clear code before each index
-    bits = "".join(f"{code:03b}"[::-1] for code in codes)
-    packed = bytes(int(bits[at : at + 8][::-1], 2) for at in range(0, len(bits), 8))
-    return head + b"\2" + bytes([len(packed)]) + packed + b"\0;"
+def gif(*frames: tuple[np.ndarray, tuple[int, int]], transparent: int | None, disposal: int, background: int) -> bytes:
+    """A GIF of frames, each with its (top, left), on a screen of HEIGHT x WIDTH, with the palette green, red, blue, gray."""
+    data = b"GIF89a" + struct.pack("<HHBBB", WIDTH, HEIGHT, 0xF1, background, 0) + bytes(GIF_COLORS.reshape(-1))
+    for indices, (top, left) in frames:
+        data += b"\x21\xf9\x04" + bytes([disposal << 2 | (transparent is not None), 0, 0, transparent or 0, 0])
+        data += b"," + struct.pack("<HHHHB", left, top, indices.shape[1], indices.shape[0], 0)
+        codes = [code for index in indices.reshape(-1) for code in (4, int(index))] + [5]  # a clear code before each
+        bits = "".join(f"{code:03b}"[::-1] for code in codes)
+        packed = bytes(int(bits[at : at + 8][::-1], 2) for at in range(0, len(bits), 8))
+        data += b"\2" + bytes([len(packed)]) + packed + b"\0"
+    return data + b";"
 
 
-@pytest.mark.parametrize("form", [bytes, lambda data: Image.open(io.BytesIO(data))], ids=["file", "object"])
+GIF_COLORS = np.array([GREEN, RED, BLUE, (7, 7, 7)], np.uint8)
+
+
+@FORMS
 @pytest.mark.parametrize("disposal", range(4))
 @pytest.mark.parametrize("transparent", [None, 0, 2])
 def test_what_a_frame_leaves_open_of_its_screen_is_transparent(
     form: Any, transparent: int | None, disposal: int
 ) -> None:
     indices = np.array([[1, 2, 3], [0, 2, 1]])
-    colors = np.array([GREEN, RED, BLUE, (7, 7, 7)])
     for top, left in ((1, 2), (0, 0), (HEIGHT - 2, WIDTH - 3)):
         wanted = np.full((HEIGHT, WIDTH, 3), (9, 8, 7))
-        shown = colors[indices]
+        shown = GIF_COLORS[indices]
         if transparent is not None:
             shown[indices == transparent] = (9, 8, 7)
         wanted[top : top + 2, left : left + 3] = shown
-        data = gif(indices, (top, left), transparent=transparent, disposal=disposal, background=1)
+        data = gif((indices, (top, left)), transparent=transparent, disposal=disposal, background=1)
         source = open_image(form(data), path="x", settings=Settings())
         assert np.array_equal(source.decode(background=(9, 8, 7)).pixels, wanted)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize("transparent", [None, 0])
+def test_of_an_object_the_frame_is_taken_that_was_sought(transparent: int | None, is_sent: bool) -> None:
+    whole = np.random.default_rng(0).integers(0, 4, (HEIGHT, WIDTH))
+    part = np.array([[1, 2, 3], [0, 2, 1]])
+    data = gif((whole, (0, 0)), (part, (1, 2)), transparent=transparent, disposal=1, background=1)
+    frames = [np.where((whole == transparent)[..., None], 255, GIF_COLORS[whole])]
+    frames.append(frames[0].copy())
+    shown = part != transparent
+    frames[1][1:3, 2:5][shown] = GIF_COLORS[part][shown]
+    for order in ((0,), (1,), (0, 1), (1, 0), (1, 0, 1)):
+        image = Image.open(io.BytesIO(data))
+        for index in order:
+            image.seek(index)
+        source = open_image(image, path="x", settings=Settings())
+        found = pixels(source.value()) if is_sent else source.decode().pixels
+        assert np.array_equal(found, frames[order[-1]])
 
 
 # ---------------------------------------------------------------- PNG
@@ -291,6 +345,74 @@ def png(kind: bytes = b"", body: bytes = b"", *, broken: bytes = b"") -> bytes:
     more = chunk(kind, body) if kind else b""
     head = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0))
     return head + more + chunk(b"IDAT", zlib.compress(b"\0\1\2\0\3\4")) + chunk(b"IEND", b"")
+
+
+def colored(values: np.ndarray, bits: int, key: Sequence[int], *, interlaced: bool = False) -> bytes:
+    """A PNG of gray or RGB levels of so many bits, one of which is transparent; an interlaced one has a single pixel."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    height, width = values.shape[:2]
+    single = values.reshape(height, -1, 1) >> np.arange(bits - 1, -1, -1) & 1
+    raw = np.packbits(single.reshape(height, -1).astype(np.uint8), axis=1)
+    color = 2 if values.ndim == 3 else 0
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, interlaced))
+        + chunk(b"tRNS", struct.pack(f">{len(key)}H", *key))
+        + chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in raw)))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("key", [(0x1234, 0x5678, 0x9ABC), (0, 0, 0), (0xFF00, 0xFF, 0xFFFF), (7, 7, 7)])
+def test_of_16_bit_colors_the_one_is_transparent_that_equals_the_key_in_all_bits(
+    key: tuple[int, ...], interlaced: bool
+) -> None:
+    """Colors that differ in one byte are opaque, though Pillow reads the upper one alone."""
+    near = [tuple(level ^ (bit if place == channel else 0) for place, level in enumerate(key))
+            for channel in range(3) for bit in (1, 0x80, 0x100, 0x8000)]  # fmt: skip
+    swapped = tuple((level & 255) * 257 for level in key)
+    values = np.array([[key, *near, *([swapped] if swapped != key else [])]])
+    for at in range(values.shape[1]) if interlaced else [slice(None)]:
+        some = values[:, at].reshape(1, -1, 3)
+        wanted = np.where((some == key).all(axis=2)[..., None], (9, 8, 7), some >> 8)
+        source = open_image(colored(some, 16, key, interlaced=interlaced), path="x", settings=Settings())
+        assert source.probe() == probe(colored(some, 16, key))
+        assert np.array_equal(source.decode(background=(9, 8, 7)).pixels, wanted)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_object_of_16_bit_colors_with_a_key_is_refused(loaded: bool) -> None:
+    key = (0x1234, 0x5678, 0x9ABC)
+    image = Image.open(io.BytesIO(colored(np.array([[key]]), 16, key)))
+    if loaded:
+        image.load()
+    source = open_image(image, path="images[0]", settings=Settings())
+    for read in (source.probe, source.digest, source.decode, source.value):
+        with pytest.raises(MediaError, match=r"images\[0\]: the PNG has a transparent color of 16 bits") as caught:
+            read()
+        assert caught.value.reason == "mode"
+    assert image.info["transparency"] == key
+    eight = colored(np.array([[(1, 2, 3), (3, 2, 1)]]), 8, (1, 2, 3))
+    assert np.array_equal(pixels(Image.open(io.BytesIO(eight))), [[(255, 255, 255), (3, 2, 1)]])
+
+
+@FORMS
+@pytest.mark.parametrize("above", [False, True])  # bits of the key above those of a level, which do not count
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_of_gray_levels_of_every_depth_one_is_transparent(bits: int, above: bool, form: Any) -> None:
+    largest = (1 << bits) - 1
+    values = np.arange(1 << bits)[:: 257 if bits == 16 else 1].reshape(1, -1)
+    shown = np.floor(values * 255 / largest + 0.5)
+    for key in {0, 1, largest // 2, largest} & set(values[0].tolist()):
+        wanted = np.where(values == key, 255, shown)
+        given = form(colored(values, bits, [key | (1 << bits if above and 1 < bits < 16 else 0)]))
+        before = given.info.copy() if isinstance(given, Image.Image) else None
+        assert np.array_equal(pixels(given)[..., 0], wanted)
+        assert before is None or given.info == before  # the caller's
 
 
 ANCILLARY = {
@@ -380,14 +502,24 @@ def test_components_that_do_not_fill_the_sides_are_refused(across: int, down: in
         assert (error.reason == "mode") == (not fills)  # noqa: PT017 - what remains is a codestream that was not written so
 
 
-@pytest.mark.parametrize("depth", [8, 9, 11, 15, 0x87], ids=lambda depth: f"{(depth & 127) + 1} bits, {depth >> 7}")
-def test_colors_of_more_than_8_bits_and_signed_levels_are_refused(depth: int) -> None:
-    """Pillow wraps them, so that white is black."""
-    data = bytearray(jpeg2000())
-    components = data.index(b"\xff\x4f\xff\x51") + 42
-    for index in range(3):
-        data[components + 3 * index] = depth
-    assert reason(bytes(data)) == "mode"
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+@pytest.mark.parametrize("kind", ["JPEG2000", "codestream"])
+def test_levels_of_other_than_8_bits_and_signed_ones_are_refused(kind: str, mode: str) -> None:
+    """Pillow wraps the levels of colors that have more, so that white is black, and shifts those that have fewer."""
+    whole = jpeg2000(mode)
+    start = whole.index(b"\xff\x4f\xff\x51")
+    for signed in (0, 0x80):
+        for bits in range(1, 17):
+            if (bits == 8 or (bits > 8 and mode == "L")) and not signed:
+                continue  # right, and gray of more is scaled by its bits
+            for index in range(len(mode)):
+                data = bytearray(whole)
+                data[start + 42 + 3 * index] = signed | (bits - 1)
+                with pytest.raises(
+                    MediaError, match=f"components of {bits} bits" + " with a sign" * (signed > 0)
+                ) as caught:
+                    pixels(bytes(data if kind == "JPEG2000" else data[start:]))
+                assert caught.value.reason == "mode"
 
 
 # ---------------------------------------------------------------- reasons and memory

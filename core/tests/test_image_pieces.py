@@ -77,6 +77,30 @@ def test_many_pieces_change_nothing(name: str) -> None:
     assert np.array_equal(plain, pixels(MADE[name](2000)))
 
 
+def test_scans_of_a_jpeg_are_counted() -> None:
+    file = io.BytesIO()
+    Image.effect_noise((16, 12), 50).convert("RGB").save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    start, scan, end = data[:last], data[last:-2], data[-2:]
+    others = start.count(b"\xff\xda")
+    assert pixels(start + scan * (256 - others) + end).shape == (12, 16, 3)
+    with pytest.raises(MediaError, match="at most 256 scans of a JPEG") as caught:
+        pixels(start + scan * (257 - others) + end)
+    assert caught.value.reason == "broken"
+
+
+@pytest.mark.parametrize("after", [b"\xff\xda\0\2" * 300, b"\xff" * (MOST_PIECES + 2)], ids=["scans", "fill bytes"])
+@pytest.mark.parametrize("within", [b"", b"\xff\xe1\0\6\xff\xd9\xff\xda"], ids=["plain", "thumbnail"])
+def test_what_follows_a_jpeg_is_not_counted(after: bytes, within: bytes) -> None:
+    """A camera appends a video, and a thumbnail has an end of its own."""
+    data = JPEG[:2] + within + JPEG[2:]
+    assert np.array_equal(pixels(data + after), pixels(JPEG))
+    with pytest.raises(MediaError) as caught:
+        pixels(data[:-2] + after + data[-2:])
+    assert caught.value.reason == "broken"
+
+
 @pytest.mark.parametrize(
     "body", [b"\1\1", b"\0\0", b"\0\2\0\0", b"\0\3\1\1\1\0"], ids=["runs", "rows", "moves", "indices"]
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tiff_files import linked, tiff
+from tiff_files import RATIONAL, linked, tiff
 
 from mm_plugin import MediaError, Settings
 from mm_plugin.media import open_image, probe
@@ -223,6 +223,67 @@ def test_ycbcr_of_one_resolution_is_converted_and_other_is_refused() -> None:
     assert_near(found, np.clip(wanted, 0, 255), 1.5)
     assert outcome(tiff(values, photometric=6, tags=[(530, 3, [2, 2])])) == "mode"
     assert outcome(tiff(values, photometric=6)) == "mode"  # the default is two
+
+
+USUAL = {
+    529: (299, 1000, 587, 1000, 114, 1000),
+    532: (0, 1, 255, 1, 128, 1, 255, 1, 128, 1, 255, 1),
+}  # TIFF 6.0, section 21
+
+
+@FORMS
+@pytest.mark.parametrize("little", [True, False])
+@pytest.mark.parametrize("tag", USUAL)
+def test_ycbcr_with_numbers_of_its_own_is_refused(tag: int, little: bool, form: Any) -> None:
+    def outcome_of(kind: int, numbers: Any) -> Any:
+        return outcome(
+            form(tiff(levels(8, 3), photometric=6, little=little, tags=[(530, 3, [1, 1]), (tag, kind, numbers)]))
+        )
+
+    plain = outcome(tiff(levels(8, 3), photometric=6, tags=[(530, 3, [1, 1])]))
+    usual = USUAL[tag]
+    assert_near(outcome_of(RATIONAL, usual), plain, 0)
+    assert_near(outcome_of(RATIONAL, [7 * number for number in usual]), plain, 0)  # the same fractions
+    for place in range(0, len(usual), 2):
+        assert outcome_of(RATIONAL, [number + (index == place) for index, number in enumerate(usual)]) == "mode"
+    assert outcome_of(RATIONAL, usual[:-2]) == "mode"
+    fractions = [top / bottom for top, bottom in zip(usual[::2], usual[1::2], strict=True)]
+    for kind in (11, 12):
+        assert outcome_of(kind, fractions) == "mode"
+
+
+# Types of the same whole number: byte, short, long, signed short, signed long.
+WHOLE = pytest.mark.parametrize("kind", [1, 3, 4, 8, 9])
+
+
+@WHOLE
+@pytest.mark.parametrize("little", [True, False])
+def test_a_number_counts_whatever_its_type(little: bool, kind: int) -> None:
+    plane, inverted = levels(8, 1), levels(16, 1)
+    how = {"little": little}
+    assert_near(outcome(tiff(plane, tags=[(284, kind, [2])], **how)), gray(plane, 8), 0)
+    found = outcome(tiff(inverted, bits=16, tags=[(262, kind, [0])], **how))
+    assert_near(found, gray(65535 - inverted, 16), 0)
+    colors = levels(8, 3)
+    assert_near(outcome(tiff(colors, photometric=2, planar=2, tags=[(284, kind, [2])], **how)), colors, 0)
+    wide = tiff(levels(16, 3), bits=16, photometric=2, planar=2, tags=[(284, kind, [2])], **how)
+    assert outcome(wide) == "mode"
+    assert outcome(tiff(plane, tags=[(339, kind, [2])], **how)) == "mode"  # signed samples
+
+
+@FORMS
+@pytest.mark.parametrize("kind", [RATIONAL, 11, 12])
+def test_a_number_of_another_type_is_refused(form: Any, kind: int) -> None:
+    one = [2, 1] if kind == RATIONAL else [2]
+    for tag, planar in ((284, 2), (339, 1)):
+        data = tiff(levels(8, 3), photometric=2, planar=planar, tags=[(tag, kind, one)])
+        try:
+            value = form(data)
+        except OSError:
+            continue  # Pillow does not open it
+        with pytest.raises(MediaError, match=f"tag {tag} with values of a type") as caught:
+            pixels(value)
+        assert caught.value.reason == "mode"
 
 
 @pytest.mark.parametrize(

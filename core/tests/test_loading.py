@@ -12,23 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import record_of
 
 from mm_plugin import (
     ModelSpec,
     NoModelError,
     PluginLoadError,
-    PluginRecord,
-    Registry,
 )
 from mm_plugin.registry import check_plugin
 
 GOOD = "GoodForConditionalGeneration"
 ASKED = {"architectures": [GOOD]}
-
-
-def record_of(registry: Registry, name: str) -> PluginRecord:
-    (found,) = [record for record in registry.plugins if record.name == name]
-    return found
 
 
 HEADER = "from mm_plugin import Modality, ModelSpec, hookimpl\n"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed_media import media_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,8 @@ from mm_plugin.embed import EmbedOutput, StepPlan, embed_mm_inputs, general_mm_e
 from mm_plugin.encoder import Encoder, EncodesAudio, EncodesImages
 from mm_plugin.errors import EncoderError, MediaError, UsageError
 from mm_plugin.events import Event, ItemFailed, Observers
-from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
+from mm_plugin.inputs import Encoded, ForwardBatch, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import pad_by_offsets
 
 HIDDEN, PLACEHOLDER = 2, 7
 OWNER = {"plugin": "adder", "distribution": "mm-plugin-adder", "version": "1"}
@@ -37,10 +37,7 @@ def make_media(seq: int, *items: tuple[int, tuple[int, int]], modality: Modality
         item.set_hash(seed)
         made.append(item)
         ids[span[0] : span[1] + 1] = PLACEHOLDER
-    padded = pad_by_offsets(ids, made)
-    return RequestMedia(
-        MultimodalInputs(mm_items=made, input_ids=ids, padded_input_ids=padded, token_modalities=ids * 0)
-    )
+    return media_of(made, ids)
 
 
 class Encoding(Encoder, EncodesImages, EncodesAudio):

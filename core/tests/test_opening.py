@@ -10,21 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from records import record_of
 from safetensors.torch import save_file
 
 from mm_plugin import (
     Checkpoint,
     PluginLoadError,
-    PluginRecord,
-    Registry,
     UsageError,
 )
-
-
-def record_of(registry: Registry, name: str) -> PluginRecord:
-    (found,) = [record for record in registry.plugins if record.name == name]
-    return found
-
 
 SPECIALIZE = """
 import msgspec

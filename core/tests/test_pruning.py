@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed_media import media_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from mm_plugin.errors import SizeError, SpanError
 from mm_plugin.events import DeviceSync, Observers
 from mm_plugin.inputs import Encoded, ForwardBatch, MultimodalInputs, RequestMedia
 from mm_plugin.items import Modality, MultimodalDataItem
-from mm_plugin.placeholders import pad_by_offsets, token_modalities_of
 from mm_plugin.positions import batch_positions, mrope_positions
 from mm_plugin.transforms import retained_video_tokens
 
@@ -157,15 +157,7 @@ def make_media(seq: int, *items_of: tuple[Modality, int, tuple[int, int]]) -> Re
         item = MultimodalDataItem(modality=modality, offsets=[span], feature=feature)
         item.set_identity(bytes([modality, seed]) * 16)
         items.append(item)
-    ids = np.zeros(seq, np.int64)
-    return RequestMedia(
-        MultimodalInputs(
-            mm_items=items,
-            input_ids=ids,
-            padded_input_ids=pad_by_offsets(ids, items),
-            token_modalities=token_modalities_of(items, seq),
-        )
-    )
+    return media_of(items, np.zeros(seq, np.int64))
 
 
 ENCODERS = {

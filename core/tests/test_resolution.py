@@ -197,6 +197,21 @@ def with_fallback(site: Any) -> None:
     site.install("catch-all", plugin="any", fallback=["any"])
 
 
+def with_a_claim_that_serves_nothing(how: str, site: Any, open_registry: Any) -> Registry:
+    """A registry of the fallback, and of a plugin for the architecture A and the model type a that cannot serve them."""
+    with_fallback(site)
+    source = "raise OSError\n" if how == "broken" else None
+    requires = ["mm-plugin>=99"] if how == "incompatible" else []
+    plugin = None if how == "orphan" else "claims_it"
+    site.install("dist-a", source, plugin=plugin, requires=requires, architectures=["A"], model_types=["a"])
+    if how == "conflict":
+        site.install("dist-b", architectures=["A"], model_types=["a"])
+    return open_registry(disabled=["claims_it"] if how == "disabled" else [])
+
+
+WAYS = ["broken", "disabled", "incompatible", "conflict", "orphan"]
+
+
 def test_the_fallback_serves_what_nobody_claims_and_says_so(site: Any, open_registry: Any, log: Any) -> None:
     with_fallback(site)
     site.install("good-dist", architectures=[GOOD])
@@ -214,16 +229,9 @@ def test_the_fallback_serves_what_nobody_claims_and_says_so(site: Any, open_regi
     assert "any (catch-all 1.0)" in warnings[0]
 
 
-@pytest.mark.parametrize("how", ["broken", "disabled", "incompatible", "conflict", "orphan"])
+@pytest.mark.parametrize("how", WAYS)
 def test_the_fallback_never_stands_in_for_a_plugin_that_is_installed(how: str, site: Any, open_registry: Any) -> None:
-    with_fallback(site)
-    source = "raise OSError\n" if how == "broken" else None
-    requires = ["mm-plugin>=99"] if how == "incompatible" else []
-    plugin = None if how == "orphan" else "claims_it"
-    site.install("dist-a", source, plugin=plugin, requires=requires, architectures=["A"], model_types=["a"])
-    if how == "conflict":
-        site.install("dist-b", architectures=["A"], model_types=["a"])
-    registry = open_registry(disabled=["claims_it"] if how == "disabled" else [])
+    registry = with_a_claim_that_serves_nothing(how, site, open_registry)
     for config in ({"architectures": ["A"]}, {"architectures": ["Unknown", "A"]}, {"model_type": "a"}):
         with pytest.raises(NoModelError):
             registry.resolve(config)
@@ -251,16 +259,9 @@ def test_two_fallbacks_are_an_error_that_one_can_be_chosen_from(site: Any, open_
     assert registry.resolve({"architectures": ["Unknown"]}, plugin="more").name == "catch-more"
 
 
-@pytest.mark.parametrize("how", ["broken", "disabled", "incompatible", "conflict", "orphan"])
+@pytest.mark.parametrize("how", WAYS)
 def test_the_fallback_stands_in_where_the_caller_says_always(how: str, site: Any, open_registry: Any, log: Any) -> None:
-    with_fallback(site)
-    source = "raise OSError\n" if how == "broken" else None
-    requires = ["mm-plugin>=99"] if how == "incompatible" else []
-    plugin = None if how == "orphan" else "claims_it"
-    site.install("dist-a", source, plugin=plugin, requires=requires, architectures=["A"], model_types=["a"])
-    if how == "conflict":
-        site.install("dist-b", architectures=["A"], model_types=["a"])
-    registry = open_registry(disabled=["claims_it"] if how == "disabled" else [])
+    registry = with_a_claim_that_serves_nothing(how, site, open_registry)
     heard: list[Any] = []
     registry.observers.add(heard.append)
     for config in ({"architectures": ["A"]}, {"architectures": ["Unknown", "A"]}, {"model_type": "a"}):

@@ -9,22 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from records import record_of
 
 from mm_plugin import (
     PluginLoadError,
-    PluginRecord,
-    Registry,
     UsageError,
 )
 from mm_plugin.cache import MemoryStore
 from mm_plugin.events import FallbackUsed
 
 HEADER = "from mm_plugin import Modality, ModelSpec, hookimpl\n"
-
-
-def record_of(registry: Registry, name: str) -> PluginRecord:
-    (found,) = [record for record in registry.plugins if record.name == name]
-    return found
 
 
 # ---------------------------------------------------------------- observers

@@ -13,18 +13,14 @@ from typing import Any
 
 import importlib_metadata
 import pytest
+from records import record_of
 
-from mm_plugin import NoModelError, PluginLoadError, PluginRecord, Registry, UsageError
+from mm_plugin import NoModelError, PluginLoadError, UsageError
 from mm_plugin.metadata import broken_metadata, in_words
 
 GOOD = "GoodForConditionalGeneration"
 ASKED = {"architectures": [GOOD]}
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-
-
-def record_of(registry: Registry, name: str) -> PluginRecord:
-    (found,) = [record for record in registry.plugins if record.name == name]
-    return found
 
 
 @pytest.fixture

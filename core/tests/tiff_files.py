@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-SHORT, LONG = 3, 4
+SHORT, LONG, RATIONAL = 3, 4, 5
+_CODES = {1: "B", 2: "B", SHORT: "H", LONG: "I", RATIONAL: "I", 8: "h", 9: "i", 11: "f", 12: "d"}
 Entry = tuple[int, int, Sequence[int]]
 
 
@@ -33,7 +34,8 @@ def tiff(
 ) -> bytes:
     """A file of one directory, which begins at `offset`: [height, width] or [height, width, samples] whole numbers, packed.
 
-    `compression` is 1 (none), 8 (deflate) or 32773 (PackBits, of literal runs).
+    `compression` is 1 (none), 8 (deflate) or 32773 (PackBits, of literal runs). `tags` are (tag, type, values) beside the
+    others, or in their place; a fraction is two values.
     """
     array = np.asarray(samples)
     array = array[:, :, None] if array.ndim == 2 else array
@@ -60,8 +62,8 @@ def tiff(
         (277, SHORT, [count]),
         (284, SHORT, [planar]),
         *places,
-        *tags,
     ]
+    entries = [entry for entry in entries if entry[0] not in {tag for tag, _, _ in tags}] + [*tags]
     optional: list[tuple[int, Sequence[int] | None]] = [
         (266, [2] if fill_order == 2 else None),
         (317, [predictor] if predictor > 1 else None),
@@ -108,14 +110,13 @@ def _compressed(data: bytes, compression: int, fill_order: int) -> bytes:
 def _file(entries: list[Entry], blocks: list[bytes], little: bool, offset: int) -> bytes:
     order = "<" if little else ">"
     directory = offset + 2 + 12 * len(entries) + 4
-    large = [
-        (tag, kind, values) for tag, kind, values in sorted(entries) if len(values) * (2 if kind == SHORT else 4) > 4
-    ]
+    codes = {tag: f"{order}{len(values)}{_CODES[kind]}" for tag, kind, values in entries}
     places, end = {}, directory
-    for tag, kind, values in large:
-        places[tag] = end
-        end += len(values) * (2 if kind == SHORT else 4)
-        end += end % 2
+    for tag in sorted(codes):
+        size = struct.calcsize(codes[tag])
+        if size > 4:
+            places[tag] = end
+            end += size + size % 2
     starts = []
     for block in blocks:
         starts.append(end)
@@ -126,13 +127,10 @@ def _file(entries: list[Entry], blocks: list[bytes], little: bool, offset: int) 
     for index, (tag, kind, given) in enumerate(sorted(entries)):
         values = starts if tag in (273, 324) else given
         at = offset + 2 + 12 * index
-        struct.pack_into(order + "HHI", out, at, tag, kind, len(values))
-        code = f"{order}{len(values)}{'H' if kind == SHORT else 'I'}"
+        struct.pack_into(order + "HHI", out, at, tag, kind, len(values) // (2 if kind == RATIONAL else 1))
         if tag in places:
             struct.pack_into(order + "I", out, at + 8, places[tag])
-            struct.pack_into(code, out, places[tag], *values)
-        else:
-            struct.pack_into(code, out, at + 8, *values)
+        struct.pack_into(codes[tag], out, places.get(tag, at + 8), *values)
     for start, block in zip(starts, blocks, strict=True):
         out[start : start + len(block)] = block
     return bytes(out)

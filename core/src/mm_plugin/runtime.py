@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mm_plugin.errors import UsageError
 from mm_plugin.executors import GuardedExecutor
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mm_plugin.tasks import Preparer
 
 logger = logging.getLogger("mm_plugin")
+T = TypeVar("T")
 
 Services = Callable[[str], Mapping[str, Any]]
 MakeStore = Callable[[str, int], "Store"]
@@ -96,6 +97,30 @@ class CallerHashes:
         return None
 
 
+class _Lazy(Generic[T]):
+    """A value that is made when it is first asked for, by one thread while others that ask wait; nothing else waits for it.
+
+    Args:
+        closed: set once nobody may wait any longer.
+        value: where it was given and is never made.
+    """
+
+    def __init__(self, closed: threading.Event, value: T | None = None) -> None:
+        self._closed, self._value, self._lock = closed, value, new_rlock()
+
+    def get(self, make: Callable[[], T]) -> T:
+        """The value; `make` may run a plugin's code.
+
+        Raises:
+            UsageError: it was closed while another thread was making the value.
+        """
+        if self._value is None:
+            with waiting(self._lock, self._closed):
+                if self._value is None:
+                    self._value = make()
+        return self._value
+
+
 class Runtime:
     """What a registry lends to the processors and encoders that it opens. Final; safe to use from several threads.
 
@@ -148,17 +173,16 @@ class Runtime:
         self._services: Services = services or _no_services
         self._make_store: MakeStore = make_store or _memory_alone
         self._executor = None if executor is None else GuardedExecutor(executor)
-        self._preprocess_store, self._embedding_cache = preprocess_store, embedding_cache
-        self._preprocess_cache: ComputeCache | None = None
+        self._preprocess_store: _Lazy[Store] = _Lazy(self.closed, preprocess_store)
+        self._preprocess_cache: _Lazy[ComputeCache] = _Lazy(self.closed)
+        self._embedding_cache: _Lazy[EmbeddingCache] = _Lazy(self.closed, embedding_cache)
+        self._observers: _Lazy[Observers] = _Lazy(self.closed)
+        self._digests: _Lazy[Digests] = _Lazy(self.closed)
         self._caller_hashes: CallerHashes | None = None
-        self._observers: Observers | None = None
-        self._digests: Digests | None = None
         self._own_pool: ThreadPoolExecutor | None = None
         self._owned: list[Callable[[], None]] = []
         self._lock = new_rlock()
         self._thread = threading.local()  # whether the current thread is one of the runtime's own
-        # Making one of these may run a plugin's code; nothing else waits for it.
-        self._making = {name: new_rlock() for name in ("stores", "embeddings", "observers", "digests")}
         on_fork(self)
 
     @property
@@ -185,13 +209,10 @@ class Runtime:
             PluginLoadError: the plugin that offers the store is broken.
         """
         self.check_open()
-        if self._preprocess_store is None:
-            with waiting(self._making["stores"], self.closed):
-                if self._preprocess_store is None:
-                    self._preprocess_store = self._new_store(
-                        self.settings.preprocess_store, self.settings.preprocess_cache_bytes
-                    )
-        return self._preprocess_store
+        settings = self.settings
+        return self._preprocess_store.get(
+            lambda: self._new_store(settings.preprocess_store, settings.preprocess_cache_bytes)
+        )
 
     @property
     def preprocess_cache(self) -> ComputeCache:
@@ -203,11 +224,7 @@ class Runtime:
         from mm_plugin.cache.single_flight import ComputeCache
         from mm_plugin.tasks import is_prepared
 
-        if self._preprocess_cache is None:
-            with waiting(self._making["stores"], self.closed):
-                if self._preprocess_cache is None:
-                    self._preprocess_cache = ComputeCache(self.preprocess_store, is_prepared)
-        return self._preprocess_cache
+        return self._preprocess_cache.get(lambda: ComputeCache(self.preprocess_store, is_prepared))
 
     @property
     def embedding_cache(self) -> EmbeddingCache:
@@ -219,14 +236,8 @@ class Runtime:
         from mm_plugin.cache.embedding import EmbeddingCache
 
         self.check_open()
-        if self._embedding_cache is None:
-            with waiting(self._making["embeddings"], self.closed):
-                if self._embedding_cache is None:
-                    capacity = self.settings.embedding_cache_bytes
-                    self._embedding_cache = EmbeddingCache(
-                        capacity, store=self._new_store(self.settings.embedding_store, capacity)
-                    )
-        return self._embedding_cache
+        name, capacity = self.settings.embedding_store, self.settings.embedding_cache_bytes
+        return self._embedding_cache.get(lambda: EmbeddingCache(capacity, store=self._new_store(name, capacity)))
 
     @property
     def caller_hashes(self) -> CallerHashes:
@@ -243,22 +254,14 @@ class Runtime:
         """Receive every event."""
         from mm_plugin.events import Observers
 
-        if self._observers is None:
-            with waiting(self._making["observers"], self.closed):
-                if self._observers is None:
-                    self._observers = Observers(self._services("observers").values())
-        return self._observers
+        return self._observers.get(lambda: Observers(self._services("observers").values()))
 
     @property
     def digests(self) -> Digests:
         """Hash on each kind of device."""
         from mm_plugin.identity.digests import Digests
 
-        if self._digests is None:
-            with waiting(self._making["digests"], self.closed):
-                if self._digests is None:
-                    self._digests = Digests(self._services("digests"))
-        return self._digests
+        return self._digests.get(lambda: Digests(self._services("digests")))
 
     def after_fork(self) -> None:
         """Start threads again in a forked child; those of an executor that was lent are the server's."""

@@ -37,7 +37,7 @@ class Codec(Protocol):
 
 
 class EncodedStore(Store):
-    """A `Store` whose values lie encoded in a `ByteStore`, which other processes may share. Final.
+    """A `Store` whose values lie encoded in a `ByteStore`, which other processes may share. Final. `ByteStore` has an example.
 
     No method raises. A call of the byte store or of the codec that fails is counted in `errors`, and the first is logged. A
     failed lookup is a miss; an entry that cannot be decoded is deleted.
@@ -54,26 +54,6 @@ class EncodedStore(Store):
         ttl: seconds for which entries are wanted, or None for as long as there is space.
         namespace: prefix of every key in the byte store, such as the name and version of the codec, so that processes with
             another codec do not meet these entries.
-
-    Example:
-        >>> from mm_plugin.cache import EncodedStore
-        >>> class DictBytes:
-        ...     def __init__(self):
-        ...         self.entries = {}
-        ...     def get_many(self, keys):
-        ...         found = [self.entries.get(key) for key in keys]
-        ...         return [None if data is None else memoryview(data) for data in found]
-        ...     def put_many(self, entries, ttl):
-        ...         self.entries.update((key, b"".join(parts)) for key, parts in entries.items())
-        >>> class Text:
-        ...     def encode(self, value):
-        ...         return [memoryview(value.encode())]
-        ...     def decode(self, data):
-        ...         return str(data, "utf-8")
-        >>> remote = DictBytes()
-        >>> store = EncodedStore(remote, Text(), namespace=b"text/1/")
-        >>> store.put(b"key", "value", 5), store.get(b"key"), remote.entries
-        (True, 'value', {b'text/1/key': b'value'})
     """
 
     def __init__(

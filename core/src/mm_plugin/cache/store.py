@@ -141,10 +141,22 @@ class ByteStore(ABC):
         ...             self.entries.pop(key, None)
         ...     def close(self):
         ...         self.entries.clear()
-        >>> store = DictBytes()
-        >>> store.put_many({b"key": [memoryview(b"va"), memoryview(b"lue")]}, ttl=None)
-        >>> [None if data is None else bytes(data) for data in store.get_many([b"key", b"other"])]
+        >>> remote = DictBytes()
+        >>> remote.put_many({b"key": [memoryview(b"va"), memoryview(b"lue")]}, ttl=None)
+        >>> [None if data is None else bytes(data) for data in remote.get_many([b"key", b"other"])]
         [b'value', None]
+
+        Values go into it through a codec:
+
+        >>> from mm_plugin.cache import EncodedStore
+        >>> class Text:
+        ...     def encode(self, value):
+        ...         return [memoryview(value.encode())]
+        ...     def decode(self, data):
+        ...         return str(data, "utf-8")
+        >>> store = EncodedStore(remote, Text(), namespace=b"text/1/")
+        >>> store.put(b"key", "value", 5), store.get(b"key"), bytes(remote.entries[b"text/1/key"])
+        (True, 'value', b'value')
     """
 
     @abstractmethod

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from mm_plugin.errors import MediaError
 from mm_plugin.media.isobmff import boxes
+from mm_plugin.media.jpeg import segments
 
 MOST_PIECES = 65_536
 _MOST_COMMENTS = 1024  # of a text image, which are looked for in every block that is read
@@ -19,7 +20,7 @@ _MOST_COMMENTS = 1024  # of a text image, which are looked for in every block th
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN, _MOST_SCANS = b"\xff\xda", 256
 _FILL = b"\xff" * (MOST_PIECES + 1)
-_START_OF_SCAN, _WITHOUT_CONTENT = 0xDA, frozenset({0x01, *range(0xD0, 0xD9)})
+_START_OF_SCAN, _END_OF_IMAGE, _WITHOUT_CONTENT = 0xDA, 0xD9, frozenset({0x01, *range(0xD0, 0xD9)})
 _TEXT_HEADER = re.compile(rb"P[1-6](?:(?:[ \t-\r]|#[^\r\n]*[\r\n])+\d+){2,3}[ \t-\r]?")
 _NESTED = (b"jp2h", b"meta", b"iprp", b"ipco", b"moov", b"trak", b"mdia", b"minf", b"stbl")
 
@@ -28,7 +29,7 @@ def check_pieces(data: bytes) -> None:
     """Refuse an image file of more pieces than images have.
 
     Raises:
-        MediaError: it has more than `MOST_PIECES`.
+        MediaError: it has more than `MOST_PIECES`, or a JPEG has more scans than encoders write.
     """
     count = next((pieces for matches, pieces in _COUNTED.items() if data.startswith(matches)), None)
     if count is None and data[4:8] in (b"ftyp", b"jP  "):
@@ -39,16 +40,21 @@ def check_pieces(data: bytes) -> None:
 
 def _jpeg(data: bytes) -> Iterator[int]:
     """Marker segments up to the first scan, and the bytes between them."""
-    if _FILL in data:
-        yield len(
-            _FILL
-        )  # wherever it stands: of what it cannot read to an end, the decoder begins again with every block
-    if data.count(_SCAN) > _MOST_SCANS:  # each is read for every block of the image
-        yield MOST_PIECES + 1
+    if _FILL in data or data.count(_SCAN) > _MOST_SCANS:  # perhaps of what follows the image, such as a video
+        found = list(itertools.islice(segments(data), MOST_PIECES + 1))
+        if len(found) > MOST_PIECES:
+            yield len(found)
+        end = next((start for kind, start, _ in found if kind == _END_OF_IMAGE), len(data))
+        if data.find(_FILL, 0, end) >= 0:  # of what it cannot read to an end, the decoder begins again with every block
+            yield len(_FILL)
+        if (
+            sum(kind == _START_OF_SCAN for kind, _, _ in found) > _MOST_SCANS
+        ):  # each is read for every block of the image
+            raise MediaError(f"expected at most {_MOST_SCANS} scans of a JPEG, got more", reason="broken")
     at = 2
-    while (found := _MARKER.search(data, at)) is not None:
-        yield 1 + found.start() - at
-        kind, at = data[found.end() - 1], found.end()
+    while (marker := _MARKER.search(data, at)) is not None:
+        yield 1 + marker.start() - at
+        kind, at = data[marker.end() - 1], marker.end()
         if kind == _START_OF_SCAN:
             return
         if kind not in _WITHOUT_CONTENT:

@@ -35,11 +35,13 @@ from mm_plugin.media.limits import check_decode_bytes, check_pixels, check_unmas
 from mm_plugin.media.packed import pack, unpack
 from mm_plugin.media.pixels import (
     TURNED,
-    fit_transparency,
     late_orientation_of,
     normalize_image,
     of_opened,
     orientation_of,
+    scale_key,
+    stored_as,
+    wide_key_of,
 )
 from mm_plugin.media.quiet import quiet_libtiff
 from mm_plugin.media.source import SamplingRules
@@ -187,11 +189,20 @@ class ImageSource:
                 check_opened(self._value)
                 self._check_tiles(self._value)
                 quiet_libtiff()
+            stored = ""
+            if isinstance(self._value, PngImageFile):
+                if wide_key_of(self._value) is not None:
+                    raise MediaError(
+                        "the PNG has a transparent color of 16 bits, of which Pillow reads 8; pass the file itself",
+                        reason="mode",
+                    )
+                stored = stored_as(self._value)  # before it is loaded
             self._value.load()
             turn = orientation_of(self._value)
             check_pixels(self.path, self._value.height, self._value.width, self._settings)
             self._file = of_opened(self._value)
             self._value, self._orientation = Image.Image.copy(self._value), turn
+            scale_key(self._value, stored)
 
     def _open_data(self, data: bytes) -> Image.Image:
         Image.init()
@@ -208,7 +219,11 @@ class ImageSource:
         if isinstance(image, TiffImageFile):
             self._check_tiles(image)
         elif isinstance(image, PngImageFile):
-            self._file = msgspec.structs.replace(self._file, key=fit_transparency(image))
+            key = wide_key_of(image)
+            if key is not None:
+                del image.info["transparency"]  # compared in all its bits later
+            self._file = msgspec.structs.replace(self._file, key=key)
+            scale_key(image, stored_as(image))
         return image
 
     def _open_by_pillow(self, file: ImageFile, formats: list[str]) -> Image.Image:

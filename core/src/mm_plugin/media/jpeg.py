@@ -57,7 +57,7 @@ def load_jpeg(image: Image.Image, data: bytes) -> Image.Image:
 
 def precision_of(data: bytes) -> int | None:
     """Bits of a sample, as the first frame's header says; None where no header is found."""
-    for kind, start, end in itertools.islice(_segments(data), _MOST_SEGMENTS):
+    for kind, start, end in itertools.islice(segments(data), _MOST_SEGMENTS):
         if kind in _FRAMES and end > start:
             return data[start]
     return None
@@ -89,7 +89,7 @@ class _Scan(NamedTuple):
 def _last_scan(data: bytes) -> int | None:
     """Where the data of the last scan begins, if no marker follows it and no coefficient is without a scan; None otherwise."""
     frame, scans, begins = None, [], None
-    for kind, start, end in itertools.islice(_segments(data), _MOST_SEGMENTS):
+    for kind, start, end in itertools.islice(segments(data), _MOST_SEGMENTS):
         if kind in _SEQUENTIAL or kind == _PROGRESSIVE:
             frame = kind, data[start + 6 : end : 3]
         elif kind == _SCAN:
@@ -104,11 +104,13 @@ def _last_scan(data: bytes) -> int | None:
     return begins
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(kind, start, end) of the content of each marker segment; stops where the file does."""
+def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(kind, start, end) of the content of each marker segment up to the end marker; stops where the file does."""
     at = 2
     while (found := _MARKER.search(data, at)) is not None:
         kind, start = data[found.end() - 1], found.end() + 2
+        if kind == _END:
+            yield kind, found.end(), found.end()
         if kind == _END or start > len(data):
             return
         if kind == _RESERVED:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 
 import numpy as np
-from PIL import Image, ImagePalette
+from PIL import Image, ImageChops, ImagePalette
 from PIL.GifImagePlugin import GifImageFile
 from PIL.IcoImagePlugin import IcoImageFile
 from PIL.PngImagePlugin import PngImageFile
@@ -54,7 +55,7 @@ def normalize_image(
 ) -> np.ndarray:
     """Orientation, then transparency, then RGB: one order for every form in which an image comes.
 
-    16-bit gray is scaled to 8 bits, not clipped. The given image is not changed.
+    16-bit gray is scaled to 8 bits, not clipped. An image that the caller opened is not changed.
 
     Args:
         image: any PIL image.
@@ -99,27 +100,30 @@ def _is_bitmap_icon(image: IcoImageFile) -> bool:
         return False
 
 
-def _without_key(image: Image.Image, key: tuple[int, ...], data: bytes) -> Image.Image:
-    """A PNG of 16-bit colors without those that equal its transparent one in all bits; Pillow reads the upper eight alone."""
+def _hide_key(image: Image.Image, key: tuple[int, ...], data: bytes) -> None:
+    """Make those 16-bit colors of a PNG transparent that equal its key in all bits; Pillow reads the upper eight alone."""
     with Image.open(io.BytesIO(data), formats=("PNG",)) as lower:
         tile = lower.tile[0]
         lower.tile = [tile._replace(args=str(tile.args).replace("16B", "16L"))]
-        low = np.asarray(lower)
-    high = np.asarray(image)
-    upper, under = (np.array([level >> shift & 255 for level in key]) for shift in (8, 0))
-    hidden = ((high == upper) & (low == under)).all(axis=2)
-    return Image.fromarray(np.dstack([high, np.where(hidden, 0, 255).astype(np.uint8)]))
+        lower.load()
+        # 255 where a byte differs from the key's. Pillow's own bands, one after the other, take little memory.
+        unlike = (
+            part.getchannel(channel).point([255 * (byte != level >> shift & 255) for byte in range(256)])
+            for part, shift in ((image, 8), (lower, 0))
+            for channel, level in enumerate(key)
+        )
+        image.putalpha(functools.reduce(ImageChops.lighter, unlike))
 
 
 def _mended(image: Image.Image, file: ImageFile) -> Image.Image:
-    """An image as its file says, where Pillow reads it otherwise; the given one is not changed."""
+    """An image as its file says, where Pillow reads it otherwise; one that the caller opened is not changed."""
     if file.palette is not None and image.mode in ("P", "PA"):
         image = image.copy()
         image.palette = ImagePalette.raw("RGB;L", file.palette)
     if file.is_bitmap and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # programs that know no alpha leave its byte at 0
     if file.key is not None:
-        return _without_key(image, file.key, file.data)
+        _hide_key(image, file.key, file.data)
     frame = _extent_of(image) if isinstance(image, GifImageFile) else file.frame
     if frame is not None and frame != (0, 0, *image.size):
         # What the frame leaves open is not the file's background color, which no viewer shows.
@@ -171,20 +175,29 @@ def orientation_of(image: Image.Image) -> int:
         return 1
 
 
-def fit_transparency(image: PngImageFile) -> tuple[int, ...] | None:
-    """A PNG stores its transparent level with its own bit depth; Pillow scales the pixels to 8 bits, but not that level.
+def stored_as(image: PngImageFile) -> str:
+    """Pillow's name of how the pixels of a PNG are stored; empty once they are loaded."""
+    return str(image.tile[0][3]) if image.tile else ""
 
-    Returns:
-        The transparent color of 16 bits, whose lower bits Pillow does not read; None where there is none.
+
+def wide_key_of(image: PngImageFile) -> tuple[int, ...] | None:
+    """The transparent color of a PNG of 16-bit colors, whose lower bits Pillow does not read; None where there is none."""
+    key, stored = image.info.get("transparency"), stored_as(image)
+    is_wide = isinstance(key, tuple) and (stored == "RGB;16B" or (not stored and max(key) > 255))
+    return key if is_wide else None
+
+
+def scale_key(image: Image.Image, stored: str) -> None:
+    """Scale the transparent level of an image as its pixels: a PNG stores both with its own bits, Pillow scales the pixels alone.
+
+    Args:
+        image: opened from a PNG, or a copy of one.
+        stored: how its pixels were, see `stored_as`.
     """
-    raw = image.tile[0][3] if image.tile else ""
     key = image.info.get("transparency")
-    if raw in _SPREAD and isinstance(key, int):
-        image.info["transparency"] = key * _SPREAD[raw]
-    elif raw == "RGB;16B" and isinstance(key, tuple):
-        del image.info["transparency"]  # compared in all its bits later, see `_without_key`
-        return key
-    return None
+    if stored in _SPREAD and isinstance(key, int):
+        spread = _SPREAD[stored]
+        image.info["transparency"] = key % (255 // spread + 1) * spread
 
 
 def late_orientation_of(data: bytes) -> int:

@@ -7,10 +7,11 @@ Those are refused here with the reason. Source: TIFF 6.0; Adobe's technical note
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from PIL.TiffImagePlugin import IFDRational
 
 from mm_plugin.errors import MediaError
 
@@ -28,8 +29,9 @@ _READ = frozenset({
     _SUBFILE, _OLD_SUBFILE, _WIDTH, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL, _SAMPLES, _PLANAR, _COLOR_MAP, _BELOW, _INKS, _EXTRA,
     _FORMAT, _SUBSAMPLING,
 })  # fmt: skip
-_BYTE, _RATIONAL = 1, 5
-_TYPES = {_BYTE: "B", 3: "H", 4: "I", _RATIONAL: "I", 13: "I", 16: "Q", 18: "Q"}
+_BYTE, _SHORT, _RATIONAL = 1, 3, 5
+_TYPES = {_BYTE: "B", _SHORT: "H", 4: "I", _RATIONAL: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
+_NOT_WHOLE = (2, 7, 10, 11, 12)  # text, bytes of unknown meaning, signed fractions and floats
 _MOST_DIRECTORIES = 65_536
 _MOST_BELOW = 64
 _MOST_VALUES = 3 << 16  # of a color map
@@ -68,12 +70,14 @@ class Directory(msgspec.Struct, frozen=True):
     Attributes:
         offset: of the directory in the file, bytes.
         tags: those that are read here, with their values.
-        places: of tags whose value lies in the directory itself, its offset in the file.
+        entries: (offset in the file, type of the values) of each of them.
+        unread: tags that matter here, whose values are of a type that they cannot have.
     """
 
     offset: int
     tags: Tags
-    places: Mapping[int, int]
+    entries: Mapping[int, tuple[int, int]]
+    unread: tuple[int, ...] = ()
 
     @property
     def is_reduced(self) -> bool:
@@ -127,19 +131,26 @@ def choose(data: bytes) -> TiffFile | None:
     if chosen.is_reduced:
         notes = ("its only image is declared a thumbnail",)
     try:
+        _check_types(chosen.unread)
         check(chosen.tags, is_little=data[:2] == b"II")
     except MediaError as error:
         if chosen is main[0] or not main[0].is_reduced:
             raise
         raise MediaError(f"{error.message}; what could be decoded is a thumbnail", reason=error.reason) from error
     patched = reader.beginning_with(chosen) if chosen is not main[0] else data
-    if _first(chosen.tags, _PLANAR, 1) == 2 and _first(chosen.tags, _SAMPLES, 1) == 1 and _PLANAR in chosen.places:
-        # One plane is the same as no planes, which Pillow does not know.
-        patched = reader.with_short(patched, chosen.places[_PLANAR], 1)
-    if levels_of(chosen.tags) == Levels(16, inverted=True) and _PHOTOMETRIC in chosen.places:
-        # Pillow knows this layout in one of the byte orders alone, and inverts nothing.
-        patched = reader.with_short(patched, chosen.places[_PHOTOMETRIC], _GRAY)
-    return TiffFile(patched, chosen.tags, notes)
+    return TiffFile(reader.with_shorts(patched, chosen, _as_pillow_knows(chosen)), chosen.tags, notes)
+
+
+def _as_pillow_knows(chosen: Directory) -> dict[int, int]:
+    """Values of tags in place of those in the file, which say the same in the way that Pillow reads."""
+    tags = chosen.tags
+    # Pillow takes a number of type BYTE for text, and passes over what it does not know of planes.
+    found = {tag: tags[tag][0] for tag, (_, kind) in chosen.entries.items() if kind == _BYTE and len(tags[tag]) == 1}
+    if _first(tags, _PLANAR, 1) == 2 and _first(tags, _SAMPLES, 1) == 1:
+        found[_PLANAR] = 1  # one plane is the same as no planes, which Pillow does not know
+    if levels_of(tags) == Levels(16, inverted=True):
+        found[_PHOTOMETRIC] = _GRAY  # Pillow knows this layout in one of the byte orders alone, and inverts nothing
+    return found
 
 
 def tags_of(image: Any) -> Tags:
@@ -148,6 +159,8 @@ def tags_of(image: Any) -> Tags:
     for tag in _READ & set(image.tag_v2):
         value = image.tag_v2[tag]
         values = value if isinstance(value, tuple) else (value,)
+        if tag in _USUAL_YCBCR and all(isinstance(one, IFDRational) for one in values):
+            values = tuple(half for one in values for half in (one.numerator, one.denominator))
         if all(isinstance(one, int) for one in values):
             found[tag] = values
     return found
@@ -160,6 +173,7 @@ def check_opened(image: Any) -> None:
         MediaError: as for `check`.
     """
     tags = tags_of(image)
+    _check_types(sorted(_READ & set(image.tag_v2) - set(tags)))
     check(tags)
     if _first(tags, _PLANAR, 1) == 2 and _first(tags, _COMPRESSION, 1) == _NONE and _first(tags, _SAMPLES, 1) == 1:
         _refuse("has its samples in one plane, which Pillow misreads; pass the file itself")
@@ -173,7 +187,7 @@ def levels_of(tags: Tags) -> Levels:
 def short_palette(tags: Tags) -> bytes | None:
     """The palette as bytes, red then green then blue, where its levels were written as 0 to 255 in place of 0 to 65535."""
     colors = tags.get(_COLOR_MAP, ())
-    is_short = bool(colors) and max(colors) <= 255 and _first(tags, _PHOTOMETRIC, 0) == _PALETTE
+    is_short = bool(colors) and 0 <= min(colors) <= max(colors) <= 255 and _first(tags, _PHOTOMETRIC, 0) == _PALETTE
     return bytes(colors) if is_short else None
 
 
@@ -222,6 +236,11 @@ def check(tags: Tags, *, is_little: bool = True) -> None:
     known = extra in ((), (2,)) or (compression != _NONE and set(extra) == {0})
     if planar and (bits[0] == 16 or photometric not in (_RGB, _CMYK) or not known):
         _refuse(f"has its {samples} samples of {bits[0]} bits in separate planes")
+
+
+def _check_types(unread: Sequence[int]) -> None:
+    if unread:
+        _refuse(f"has tag {unread[0]} with values of a type that it cannot have")
 
 
 def _ratios(values: tuple[int, ...]) -> list[float]:
@@ -288,23 +307,20 @@ class _Reader:
         start = offset + struct.calcsize(count_code)
         if start + count * entry > len(self._data):
             raise IndexError
-        tags, places = {}, {}
+        tags, entries, unread = {}, {}, []
         for at in range(start, start + count * entry, entry):
             tag, kind = self._unpack("HH", at)
-            if tag not in _READ or kind not in _TYPES:
-                continue
-            (length,) = self._unpack(value_code, at + 4)
-            place = at + entry - struct.calcsize(value_code)
-            code = f"{min(length, _MOST_VALUES) * (2 if kind == _RATIONAL else 1)}{_TYPES[kind]}"
-            if struct.calcsize("=" + code) > struct.calcsize("=" + value_code):
-                (at_value,) = self._unpack(value_code, place)
-            else:
-                at_value = place
-                if kind != _BYTE:  # of more than 16 bits, the lower ones
-                    places[tag] = place + (0 if self._order == "<" else struct.calcsize("=" + _TYPES[kind]) - 2)
-            tags[tag] = self._unpack(code, at_value)
+            if tag in _READ and (kind in _NOT_WHOLE or (kind == _RATIONAL and tag not in _USUAL_YCBCR)):
+                unread.append(tag)
+            elif tag in _READ and kind in _TYPES:
+                (length,) = self._unpack(value_code, at + 4)
+                at_value = at + entry - struct.calcsize(value_code)
+                code = f"{min(length, _MOST_VALUES) * (2 if kind == _RATIONAL else 1)}{_TYPES[kind]}"
+                if struct.calcsize("=" + code) > struct.calcsize("=" + value_code):
+                    (at_value,) = self._unpack(value_code, at_value)
+                tags[tag], entries[tag] = self._unpack(code, at_value), (at, kind)
         (following,) = self._unpack(value_code, start + count * entry)
-        return Directory(offset, tags, places), following
+        return Directory(offset, tags, entries, tuple(unread)), following
 
     def _unpack(self, code: str, offset: int) -> tuple[int, ...]:
         return struct.unpack_from(self._order + code, self._data, offset)
@@ -315,6 +331,13 @@ class _Reader:
         number = struct.pack(self._order + code, directory.offset)
         return self._data[:at] + number + self._data[at + len(number) :]
 
-    def with_short(self, data: bytes, offset: int, value: int) -> bytes:
-        """A file with another number of 16 bits at a place."""
-        return data[:offset] + struct.pack(self._order + "H", value) + data[offset + 2 :]
+    def with_shorts(self, data: bytes, directory: Directory, values: Mapping[int, int]) -> bytes:
+        """A file in which tags of a directory have one value of 16 bits each, and those named are these."""
+        known = {tag: value for tag, value in values.items() if tag in directory.entries}
+        if not known:
+            return data
+        patched = bytearray(data)
+        for tag, value in known.items():
+            code = "HHQH6x" if self._is_big else "HHIH2x"
+            struct.pack_into(self._order + code, patched, directory.entries[tag][0], tag, _SHORT, 1, value)
+        return bytes(patched)
