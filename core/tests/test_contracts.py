@@ -107,6 +107,16 @@ CASES: dict[str, tuple[str, str, str, str | None]] = {
         "IMAGE",
         "n is about 'imgae'",
     ),
+    "options named like arguments": (
+        "processor",
+        (
+            "class O(BaseOptions, frozen=True, kw_only=True):\n    prepare: Annotated[int, OptionScope.request('image')] = 1\n"
+            "    plugin: Annotated[str, OptionScope.load('image')] = ''\n"
+            "class It(Base):\n    Options = O\n"
+        ),
+        "IMAGE",
+        "must have Options of other names than the arguments of the calls that take them, got plugin, prepare",
+    ),
     "options whose annotations cannot be read": (
         "processor",
         "class O(BaseOptions, frozen=True, kw_only=True):\n    n: 'Nowhere' = 1\nclass It(Base):\n    Options = O\n",

@@ -83,9 +83,17 @@ def contract_faults(spec: ModelSpec, field: str, found: Any) -> list[str]:
     return [*faults, *_method_faults(found)]
 
 
+# Arguments that `Registry.load_processor`, `Processor.process`, `count` and `prepare_item` have beside options.
+_TAKEN = (
+    *("checkpoint", "architecture", "plugin", "fallback"),
+    *("prompt", "images", "videos", "audios", "modality", "media", "size", "counts"),
+)
+
+
 def _option_faults(cls: type) -> Iterator[str]:
     """What is wrong with an author's `Options`."""
     from mm_plugin.items import Modality
+    from mm_plugin.processor.arguments import Arguments
     from mm_plugin.processor.options import BaseOptions, option_scopes
 
     declared = getattr(cls, "Options", None)
@@ -97,6 +105,9 @@ def _option_faults(cls: type) -> Iterator[str]:
     except Exception as error:  # annotations are code
         yield f"must have Options whose annotations can be read, got {type(error).__name__}: {error}"
         return
+    taken = sorted(set(declared.__struct_fields__) & {*Arguments.__struct_fields__, *_TAKEN})
+    if taken:
+        yield f"must have Options of other names than the arguments of the calls that take them, got {', '.join(taken)}"
     known = {modality.name.lower() for modality in Modality}
     for name, scope in scopes.items():
         for wrong in sorted(set(scope.modalities) - known):
