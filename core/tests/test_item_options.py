@@ -252,6 +252,18 @@ def test_another_detail_is_refused(open_model: Open, detail: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ODD, ids=ascii)
+@pytest.mark.parametrize("kind", sorted({*MEDIA_PARTS, "text", *REFUSED_PARTS}))
+def test_a_content_that_cannot_be_read_is_the_clients_fault(open_model: Open, kind: str, value: Any) -> None:
+    model = open_model()
+    keys = ("type", kind, "url", "path", "base64", "text", "image_url", "video_url")
+    for part in ({"type": kind, key: value} for key in keys):
+        with pytest.raises(RequestError):
+            model.process(said(part))
+    with pytest.raises(RequestError):
+        model.process(said({"type": kind, kind: {"url": value}}))
+
+
+@pytest.mark.parametrize("value", ODD, ids=ascii)
 def test_an_option_of_a_request_that_cannot_be_read_is_not_the_plugins_fault(open_model: Open, value: Any) -> None:
     with pytest.raises(RequestError, match=r"^options: ") as got:
         open_model().process("<image>", [toy.png()], tone=value)
