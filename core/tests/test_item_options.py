@@ -191,7 +191,17 @@ def test_other_keys_are_the_clients_fault_in_a_part_and_the_servers_beside_one(o
         model.prepare_item("image", WithOptions(toy.png(), **{name: 1}))
 
 
-@pytest.mark.parametrize("value", ["5", 0, 10, 2.5, [1], {}, True, float("nan"), 1 << 80], ids=str)
+def nested(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+ODD = ["\ud800", ["\ud800"], {"\ud800": 1}, pytest.param(nested(100_000), id="deep")]
+
+
+@pytest.mark.parametrize("value", ["5", 0, 10, 2.5, [1], {}, True, float("nan"), 1 << 80, *ODD], ids=ascii)
 def test_a_value_that_does_not_fit_is_refused_by_its_own_name(open_model: Open, value: Any) -> None:
     model = open_model()
     with pytest.raises(RequestError) as got:
@@ -234,11 +244,47 @@ def test_detail_is_the_least_or_the_most_pixels(open_model: Open, keys: dict[str
     assert model.process("<image>", [WithOptions(toy.png(), **keys)]).mm_items[0].feature[3] == most
 
 
-@pytest.mark.parametrize("detail", ["", "ultra", "LOW", 1, True, ["low"], {"low": 1}])
+@pytest.mark.parametrize("detail", ["", "ultra", "LOW", 1, True, ["low"], {"low": 1}, *ODD], ids=ascii)
 def test_another_detail_is_refused(open_model: Open, detail: Any) -> None:
     with pytest.raises(RequestError, match="expected auto, low, high, got") as got:
         open_model().process(said(image(detail=detail)))
     assert got.value.path == "messages[0].content[0].detail"
+
+
+@pytest.mark.parametrize("value", ODD, ids=ascii)
+@pytest.mark.parametrize("kind", sorted({*MEDIA_PARTS, "text", *REFUSED_PARTS}))
+def test_a_content_that_cannot_be_read_is_the_clients_fault(open_model: Open, kind: str, value: Any) -> None:
+    model = open_model()
+    keys = ("type", kind, "url", "path", "base64", "text", "image_url", "video_url")
+    for part in ({"type": kind, key: value} for key in keys):
+        with pytest.raises(RequestError):
+            model.process(said(part))
+    with pytest.raises(RequestError):
+        model.process(said({"type": kind, kind: {"url": value}}))
+
+
+@pytest.mark.parametrize("value", ODD, ids=ascii)
+def test_an_option_of_a_request_that_cannot_be_read_is_not_the_plugins_fault(open_model: Open, value: Any) -> None:
+    with pytest.raises(RequestError, match=r"^options: ") as got:
+        open_model().process("<image>", [toy.png()], tone=value)
+    assert got.value.path == "options"
+
+
+@pytest.mark.parametrize(
+    "value", [nested(100_000), np.zeros(2), 10**400, "\ud800", {1: 2}], ids=lambda value: type(value).__name__
+)
+@pytest.mark.parametrize(
+    "name",
+    ["max_prompt_tokens", "on_overflow", "mm_hash_scope", "expanded", "deadline", "continue_final_message", "salt"],
+)
+def test_an_argument_that_cannot_be_shown_is_refused_by_its_name(open_model: Open, name: str, value: Any) -> None:
+    if name == "salt" and isinstance(value, str):
+        pytest.skip("text")
+    if name == "max_prompt_tokens" and isinstance(value, int):
+        pytest.skip("a whole number")
+    with pytest.raises(UsageError) as got:
+        open_model().process("<image>", [toy.png()], **{name: value})
+    assert got.value.argument == name
 
 
 def test_detail_changes_nothing_in_a_model_without_limits_of_pixels(open_model: Open) -> None:

@@ -348,12 +348,14 @@ def as_pixels(value: Any, path: str, settings: Settings, *, batch: bool = False)
 
 def raw_pixels(value: Any) -> int:
     """Pixels of an image or video given as a PIL object, an array or a tensor, counted without reading any; 0 for other values."""
+    frames = value.frames if isinstance(value, VideoFrames) else value
+    # A list within a list is not a frame, however deep a client nests them.
+    return sum(map(_raw_pixels, frames)) if isinstance(frames, list | tuple) else _raw_pixels(frames)
+
+
+def _raw_pixels(value: Any) -> int:
     if isinstance(value, Image.Image):
         return value.width * value.height
-    if isinstance(value, list | tuple):
-        return sum(map(raw_pixels, value))
-    if isinstance(value, VideoFrames):
-        return raw_pixels(value.frames)
     if isinstance(value, np.ndarray) or is_tensor(value):
         return int(math.prod(value.shape)) // 3
     return 0

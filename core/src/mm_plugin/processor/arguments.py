@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from mm_plugin.errors import PlaceholderError, RequestError, UsageError
+from mm_plugin.foreign import shown
 from mm_plugin.items import Modality
 from mm_plugin.media.with_options import WithOptions
 from mm_plugin.prompt.chat import ChatArguments
@@ -63,7 +64,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         wrong = type(self.max_prompt_tokens) is not int or self.max_prompt_tokens < 0
         if self.max_prompt_tokens is not None and wrong:
             raise UsageError(
-                f"max_prompt_tokens must be a whole number from 0 on, not {self.max_prompt_tokens!r}",
+                f"max_prompt_tokens must be a whole number from 0 on, not {shown(self.max_prompt_tokens)}",
                 argument="max_prompt_tokens",
             )
         if type(self.expanded) is not bool:
@@ -73,18 +74,18 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
                 f"chat_template must be the name of a template, not {type(self.chat_template).__name__}",
                 argument="chat_template",
             )
-        if self.continue_final_message not in (None, True, False):
+        if not isinstance(self.continue_final_message, bool | None):
             raise UsageError(
-                f"continue_final_message must be True, False or None, not {self.continue_final_message!r}",
+                f"continue_final_message must be True, False or None, not {shown(self.continue_final_message)}",
                 argument="continue_final_message",
             )
         for name, kind in (("mm_hash_scope", HashScope), ("on_overflow", Overflow), ("prepare", Prepare)):
-            if getattr(self, name) not in typing.get_args(kind):
-                known = ", ".join(typing.get_args(kind))
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}", argument=name)
+            value, known = getattr(self, name), typing.get_args(kind)
+            if not isinstance(value, str) or value not in known:
+                raise UsageError(f"{name}={shown(value)} is not one of {', '.join(known)}", argument=name)
         if self.deadline is not None and not _is_time(self.deadline):
             raise UsageError(
-                f"deadline must be seconds of time.monotonic(), not {self.deadline!r:.40}", argument="deadline"
+                f"deadline must be seconds of time.monotonic(), not {shown(self.deadline):.40}", argument="deadline"
             )
         if self.mm_hash_scope == "raw" and self.salt is not None:
             raise UsageError(
@@ -96,7 +97,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond those of floats
+        return False
 
 
 def _objects(value: Any, name: str) -> list[Any]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mm_plugin.errors import MMPluginError, ProcessorError, RequestError, UsageError, is_readable
-from mm_plugin.foreign import is_interruption, text_of, words
+from mm_plugin.foreign import is_interruption, shown, text_of, words
 from mm_plugin.items import Modality
 from mm_plugin.media.with_options import WithOptions
 from mm_plugin.processor.options import DETAIL, DETAILS, BaseOptions, OptionScope, plain
+from mm_plugin.prompt.messages import copied
 
 if TYPE_CHECKING:
     from mm_plugin.spec import ModelSpec
@@ -117,11 +118,12 @@ class ItemOptions:
     def _converted(self, name: str, value: Any, modality: Modality, where: str) -> Any:
         """A value that fits its option."""
         if name == DETAIL and modality is Modality.IMAGE:
-            if value not in DETAILS:
+            if not isinstance(value, str) or value not in DETAILS:
                 raise RequestError(
-                    f"{where}.{name}: expected {', '.join(DETAILS)}, got {value!r:.40}", path=f"{where}.{name}"
+                    f"{where}.{name}: expected {', '.join(DETAILS)}, got {shown(value):.40}", path=f"{where}.{name}"
                 )
             return value
+        value = copied(value, f"{where}.{name}")
         try:
             return msgspec.convert(value, self._hints[self._names[modality][name]], strict=True)
         except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from mm_plugin.identity.framing import frame
 from mm_plugin.items import Modality
 from mm_plugin.media.types import WHITE
 from mm_plugin.processor.settings_keys import check_settings
+from mm_plugin.prompt.messages import copied
 
 if TYPE_CHECKING:
     from mm_plugin.checkpoint import Checkpoint
@@ -151,7 +152,7 @@ class BaseOptions(msgspec.Struct, frozen=True, kw_only=True):
             settings |= {name: found[name] for name in about if found.get(name) is not None}
         try:
             options = msgspec.convert(settings | plain(given or {}), cls, strict=True)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise UsageError(f"options for {checkpoint.folder}: {error}", argument="options") from error
         _check_keys(options, checkpoint, files)
         return options
@@ -262,8 +263,9 @@ class OptionTable:
         if not given:
             return self.loaded
         self._refuse_unknown(given, ("request",))
+        values = copied(plain(given), "options")
         try:
-            return msgspec.convert(msgspec.structs.asdict(self.loaded) | plain(given), self._declared, strict=True)
+            return msgspec.convert(msgspec.structs.asdict(self.loaded) | values, self._declared, strict=True)
         except msgspec.ValidationError as error:
             raise RequestError(f"options: {error}", path="options") from error
 
@@ -275,7 +277,7 @@ class OptionTable:
         """
         try:
             return msgspec.convert(options, self._declared, strict=True)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise UsageError(f"tasks: expected options of {self._name}: {error}", argument="tasks") from error
 
     def _refuse_unknown(self, given: Mapping[str, Any], moments: tuple[str, ...]) -> None:

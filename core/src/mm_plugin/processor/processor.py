@@ -12,6 +12,7 @@ from mm_plugin.cache.pins import Pins
 from mm_plugin.cache.store import Stats
 from mm_plugin.errors import MMPluginError, UsageError
 from mm_plugin.events import RequestFailed, RequestProcessed
+from mm_plugin.foreign import shown
 from mm_plugin.inputs.processed import MultimodalProcessorOutput
 from mm_plugin.items import Modality
 from mm_plugin.media.kinds import MEDIA_KINDS
@@ -329,7 +330,7 @@ class Processor:
             RequestError, UsageError: as for `largest`.
         """
         if not isinstance(counts, Mapping) or any(type(count) is not int or count < 0 for count in counts.values()):
-            raise UsageError(f"counts: expected whole numbers by modality, got {counts!r}", argument="counts")
+            raise UsageError(f"counts: expected whole numbers by modality, got {shown(counts)}", argument="counts")
         known = {Modality.parse(modality): count for modality, count in counts.items() if count}
         largest = [(self.largest(modality, counts=known, **options), known[modality]) for modality in sorted(known)]
         return dummy_request(self._opened, largest)
@@ -432,7 +433,8 @@ def _counts(given: Any, modality: Modality) -> Mapping[Modality, int]:
     counts = {Modality.parse(kind): count for kind, count in given.items() if count} if good else {}
     if modality not in counts:
         raise UsageError(
-            f"counts: expected the number of media inputs by modality, at least one of {modality.argument}, got {given!r}",
+            f"counts: expected the number of media inputs by modality, at least one of {modality.argument}, "
+            f"got {shown(given)}",
             argument="counts",
         )
     return counts

@@ -73,7 +73,7 @@ def plain_message(message: Any, index: int, media: dict[Modality, list[Any]]) ->
 
 def _plain_part(part: Any, path: str, message: str, media: dict[Modality, list[Any]]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+    if isinstance(kind, str) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return {"type": "text", "text": checked_text(part["text"], message)}
     if not isinstance(kind, str) or kind not in MEDIA_PARTS:
         known = ", ".join((*_TEXT_PARTS, *MEDIA_PARTS))

@@ -9,6 +9,7 @@ import msgspec
 from mm_plugin.embed.admission import item_fault
 from mm_plugin.embed.plan import plan_step
 from mm_plugin.errors import UsageError
+from mm_plugin.foreign import shown
 from mm_plugin.inputs.batch import ForwardBatch
 from mm_plugin.inputs.processed import MultimodalInputs
 from mm_plugin.inputs.request_media import RequestMedia
@@ -111,7 +112,7 @@ def limit_chunk(
     """
     if isinstance(max_encode_tokens, bool) or not isinstance(max_encode_tokens, int) or max_encode_tokens < 0:
         raise UsageError(
-            f"max_encode_tokens: expected a number of embeddings from 0, got {max_encode_tokens!r}",
+            f"max_encode_tokens: expected a number of embeddings from 0, got {shown(max_encode_tokens)}",
             argument="max_encode_tokens",
         )
     held = set(_held(inputs))
