@@ -16,6 +16,8 @@ from mm_plugin import (
     DecodedMedia,
     Modality,
     ModelProcessor,
+    MultimodalDataItem,
+    MultimodalInputs,
     OptionScope,
     Processor,
     Settings,
@@ -185,8 +187,14 @@ def test_a_refusal_is_counted_only_where_it_is_allowed(runtime: Runtime, monkeyp
 
 
 def test_chunks_cover_a_prompt_once() -> None:
-    assert list(chunks(7, 3)) == [(0, 3), (3, 3), (6, 1)]
-    assert list(chunks(0, 3)) == []
+    def of(length: int, *whole: tuple[int, int]) -> MultimodalInputs:
+        items = [MultimodalDataItem(modality=Modality.IMAGE, offsets=[span], attention="whole") for span in whole]
+        ids = np.arange(length)
+        return MultimodalInputs(mm_items=items, input_ids=ids, padded_input_ids=ids, token_modalities=ids)
+
+    assert list(chunks(of(7), 3)) == [(0, 3), (3, 3), (6, 1)]
+    assert list(chunks(of(0), 3)) == []
+    assert list(chunks(of(12, (1, 2), (4, 9)), 3)) == [(0, 3), (3, 1), (4, 6), (10, 2)]
 
 
 def test_the_images_are_two_different_jpegs() -> None:

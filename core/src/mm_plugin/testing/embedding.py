@@ -62,18 +62,24 @@ class CallCounter:
         return self._encoder.encode(modality, items)
 
 
-def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+def chunks(inputs: MultimodalInputs, size: int) -> Iterator[tuple[int, int]]:
     """(prefix length, extend length) of each chunk of a prompt, tokens.
 
     Args:
-        total: length of the prompt, tokens.
-        size: of a chunk, tokens; the last may be shorter.
+        inputs: of the request. No chunk cuts a span that must stay whole; one that is longer than a chunk gets one of its own.
+        size: of a chunk, tokens; those before such a span, and the last, may be shorter.
 
-    >>> list(chunks(7, 3))
+    >>> import numpy as np
+    >>> ids = np.arange(7)
+    >>> list(chunks(MultimodalInputs(mm_items=[], input_ids=ids, padded_input_ids=ids, token_modalities=ids), 3))
     [(0, 3), (3, 3), (6, 1)]
     """
-    for start in range(0, total, size):
-        yield start, min(size, total - start)
+    at, length = 0, len(inputs.input_ids)
+    while at < length:
+        taken = inputs.clip_chunk(at, min(size, length - at))
+        taken = taken or next(last + 1 - at for first, last, _ in inputs.spans if first == at)
+        yield at, taken
+        at += taken
 
 
 def embed_in_chunks(
@@ -90,7 +96,7 @@ def embed_in_chunks(
         output: the processed request.
         input_embedding: the model's text embedding.
         encoder: as for `embed_mm_inputs`.
-        size: of a chunk, tokens; the last may be shorter.
+        size: as for `chunks`.
         cache: keeps embeddings across requests; none are kept where None.
 
     Shape:
@@ -101,10 +107,11 @@ def embed_in_chunks(
     """
     import torch
 
-    media = RequestMedia(MultimodalInputs.from_processor_output(output))
+    inputs = MultimodalInputs.from_processor_output(output)
+    media = RequestMedia(inputs)
     ids = torch.from_numpy(output.padded_input_ids)
     parts = []
-    for prefix, extend in chunks(len(ids), size):
+    for prefix, extend in chunks(inputs, size):
         batch = ForwardBatch([media], [prefix], [extend])
         step: EmbedOutput = embed_mm_inputs(ids[prefix : prefix + extend], batch, input_embedding, encoder, cache)
         if step.failed:

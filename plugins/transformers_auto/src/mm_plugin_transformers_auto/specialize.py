@@ -8,6 +8,7 @@ import msgspec
 import transformers
 
 from mm_plugin import Checkpoint, ModelSpec, UsageError
+from mm_plugin_transformers_auto.attention import attends_forward
 from mm_plugin_transformers_auto.chat_template import token_pairs
 from mm_plugin_transformers_auto.loading import open_checkpoint
 from mm_plugin_transformers_auto.positions import rope_owner
@@ -38,7 +39,9 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
     is_joint, traits = model.joint_reason is not None, model.traits
     own_fields: tuple[str, ...] = () if is_joint else (IDS,)
     affixes = {modality: one.placeholder_affixes for modality, one in traits.items() if any(one.placeholder_affixes)}
-    has_axes = rope_owner(model.opened.model_class, model.opened.config) is not None
+    opened = model.opened
+    whole = {modality: "whole" for modality in traits if attends_forward(opened.model_class, opened.config, modality)}
+    has_axes = rope_owner(opened.model_class, opened.config) is not None
     changes: dict[str, Any] = {
         "name": f"{spec.name}.{model.opened.model_class.__name__}",
         "modalities": tuple(traits),
@@ -49,6 +52,7 @@ def _spec_for(spec: ModelSpec, model: ProbedModel, checkpoint: Checkpoint) -> Mo
         "add_special_tokens": model.runner.add_special_tokens,
         "placeholder_affixes": affixes,
         "positions": "mm_plugin_transformers_auto.positions:positions" if has_axes else None,
+        "attention": whole,
         "specialize": None,
         "notes": {
             "processor": type(model.opened.processor).__name__,
